@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 from dcnr import logs
-from dcnr.errors import Corrupt, Refused, Unavailable, disk_trouble
+from dcnr.errors import Corrupt, NotFound, Refused, Unavailable, disk_trouble
 from dcnr.graph import graph_digest, graph_from_bytes, stages_of_graph
 from dcnr.ids import digest_of
 from dcnr.ports import Clock
@@ -36,7 +37,7 @@ from trust.step_logs import Contradiction
 from vnode.bundle import Bundle, read_bundle
 from vnode.checks.opening import UNVERIFIABLE, Assigned, Opened, Stated, open_claim, read_stated
 from vnode.checks.torch_check import Checker
-from vnode.vocabulary import TRAIN_LANE
+from vnode.vocabulary import TRAIN_LANE, Lane
 
 LONGEST_S: Final = 3600.0
 BUSY: Final = "another audit is under way"
@@ -140,7 +141,12 @@ class Auditing:
         )
         for batch in check.stated.batches:
             await inputs.ready(TRAIN_LANE, batch)
-        await work.do(check.open)
+        loop = asyncio.get_running_loop()
+
+        def bring(batch: int) -> None:
+            asyncio.run_coroutine_threadsafe(inputs.ready(TRAIN_LANE, batch), loop).result()
+
+        await work.do(partial(check.open, bring))
         while not check.ended:
             await work.do(check.advance)
 
@@ -242,11 +248,11 @@ class _Check:
             raise Refused("the bundle is not of the interval that the record is about", code=UNVERIFIABLE)
         self.ended = self.stated.broken is not None
 
-    def open(self) -> None:
-        """Makes the claim. Raises DcnrError."""
+    def open(self, bring: Callable[[int], None]) -> None:
+        """Makes the claim; ``bring`` returns once the shards of a batch are here again, which others may have pushed out of the cache. Raises DcnrError."""
         with self._bundle() as bundle:
             maps = self._checker.maps(self._kind)
-            self._opened = open_claim(self.stated, bundle, self._checker.assigned, _TrainBatches(self.samples), maps=maps)
+            self._opened = open_claim(self.stated, bundle, self._checker.assigned, _TrainBatches(self.samples, bring), maps=maps)
         self._pieces = self._checker.pieces(self._opened.claim, self._kind, self._seed)
 
     def advance(self) -> None:
@@ -290,14 +296,25 @@ class _Check:
 class _TrainBatches:
     """The data set of a job, by number of the batch."""
 
-    def __init__(self, samples: StagedSamples) -> None:
-        self._samples = samples
+    def __init__(self, samples: StagedSamples, bring: Callable[[int], None]) -> None:
+        self._samples, self._bring = samples, bring
 
     def read_input(self, batch: int) -> Array:
-        return self._samples.read_input(TRAIN_LANE, batch)
+        return self._read(self._samples.read_input, batch)
 
     def read_target(self, batch: int) -> Array:
-        return self._samples.read_target(TRAIN_LANE, batch)
+        return self._read(self._samples.read_target, batch)
+
+    def _read(self, read: Callable[[Lane, int], Array], batch: int) -> Array:
+        """Raises Unavailable, whatever was wrong with a shard: nobody who is audited made it."""
+        try:
+            try:
+                return read(TRAIN_LANE, batch)
+            except NotFound:
+                self._bring(batch)
+                return read(TRAIN_LANE, batch)
+        except (NotFound, Corrupt) as error:
+            raise Unavailable(f"batch {batch} cannot be read: {error.message}", code="no_samples") from error
 
 
 def record_of(task: model_pb2.AuditTask, found: Found) -> model_pb2.FaultRecord:

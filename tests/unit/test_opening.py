@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcnr.errors import NotFound, Refused
+from dcnr.errors import Refused, Unavailable
 from dcnr.ids import ReplicaId, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.limits import KIB, MIB
@@ -175,7 +175,7 @@ def test_a_source_takes_its_inputs_from_the_data_set_alone(tmp_path: Path) -> No
     assert claimed.sources == frozenset()
     assert ratio(claimed, SOURCE_STAGE) <= 1.0
     for step in claimed.claim.steps:
-        assert np.array_equal(step.inputs[0], DATA.read_input(step.batch))
+        assert np.array_equal(step.data()[0][0], DATA.read_input(step.batch))
 
 
 def test_a_source_that_learns_other_samples_than_its_batch_has_is_at_fault(tmp_path: Path) -> None:
@@ -222,10 +222,10 @@ def test_an_output_in_several_codecs_is_compared_in_each(tmp_path: Path, interva
 def test_data_that_is_not_here_is_the_auditors_trouble(tmp_path: Path, interval: Interval) -> None:
     class Nothing(Data):
         def read_target(self, batch: int) -> Array:
-            raise NotFound("not here", code="shard_not_cached")
+            raise Unavailable("not here", code="no_samples")
 
-    with opened_bundle(interval, tmp_path) as bundle, pytest.raises(NotFound):
-        open_claim(read_stated(bundle, assigned()), bundle, assigned(), Nothing())
+    with opened_bundle(interval, tmp_path) as bundle, pytest.raises(Unavailable):
+        ratio(open_claim(read_stated(bundle, assigned()), bundle, assigned(), Nothing()))
 
 
 # ---- what was not handed over ---------------------------------------------------------------------------------------------------

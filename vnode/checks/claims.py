@@ -11,7 +11,7 @@ which gives the same bits on the same machine (`vnode.checks.torch_record`). A r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -22,6 +22,10 @@ from vnode.vocabulary import Mode
 
 MAX_STEPS = 4096
 """Entries of one interval: far above the 256 between two snapshots."""
+
+
+Given = Array | Callable[[], Array]
+"""A value, or what reads it from the data set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,9 @@ class ClaimedStep:
 
     batch: int
     mode: Mode
-    inputs: tuple[Array, ...]
+    inputs: tuple[Given, ...]
     """As everyone decodes them: not blurred."""
-    target: Array
+    target: Given
     num_learned: int
     """Batches that the state's lineage held before this entry."""
     output: Array | None
@@ -65,6 +69,12 @@ class ClaimedStep:
     """By name of the sketched map, or of the part before a kink; empty where nothing is sketched or nothing was asked."""
     also_sent: tuple[Sent, ...] = ()
     """The same output in further codecs, for other receivers."""
+
+    def data(self) -> tuple[tuple[Array, ...], Array]:
+        """Inputs and target. What the data set gives is read now, and kept by nobody: all batches of an interval together are many times its evidence. Raises
+        what reading raises.
+        """
+        return tuple(_read(one) for one in self.inputs), _read(self.target)
 
     @property
     def sent(self) -> tuple[tuple[Array, str], ...]:
@@ -129,6 +139,10 @@ class Claim:
         """Raises Corrupt where deltas are a part of it: only a replay sees what merges do."""
         if self.anchored or self.displacement is not None:
             raise _bad("deltas are a part of it")
+
+
+def _read(given: Given) -> Array:
+    return given() if callable(given) else given
 
 
 def _bad(message: str) -> Corrupt:

@@ -8,9 +8,10 @@ never taken from the bundle. Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 from dcnr.codecs import CODECS, codecs_sent
@@ -26,7 +27,7 @@ from trust.envelope import check_signature, parse_envelope
 from trust.evidence import MAX_STATEMENTS, MAX_WORDS_BYTES, Exhibit, exhibit_of
 from trust.step_logs import MAX_LOG_BYTES, Contradiction
 from vnode.bundle import Bundle
-from vnode.checks.claims import MAX_STEPS, Claim, ClaimedStep, MapClaim, Sent
+from vnode.checks.claims import MAX_STEPS, Claim, ClaimedStep, Given, MapClaim, Sent
 from vnode.checks.merges import anchored_in, displacement_in, named_by
 from vnode.signed_frames import FrameNumber, statement
 from vnode.state import Array
@@ -88,7 +89,9 @@ class Opened:
 
 
 class Samples(Protocol):
-    """The job's data set on this machine, by number of the batch: a pure function of the job. Raises NotFound for what is not here."""
+    """The job's data set on this machine, by number of the batch: a pure function of the job. It is read when an entry is checked, each time anew. What cannot
+    be read says nothing of what is checked: Unavailable.
+    """
 
     def read_input(self, batch: int) -> Array:
         """What a source reads."""
@@ -117,13 +120,12 @@ def read_stated(bundle: Bundle, assigned: Assigned) -> Stated:
 
 
 def open_claim(stated: Stated, bundle: Bundle, assigned: Assigned, samples: Samples, *, maps: tuple[str, ...] = ()) -> Opened:
-    """The claim of an interval whose words hold together, with products of ``maps`` if they are wanted.
+    """The claim of an interval whose words hold together, with products of ``maps`` if they are wanted. Nothing is read of ``samples`` yet.
 
-    Raises Refused (``unverifiable``), and NotFound where ``samples`` does.
+    Raises Refused (``unverifiable``).
     """
     if stated.broken is not None:
         raise InvariantBroken("no claim follows from words that contradict one another", code="broken_words")
-    data = {batch: _from_data_set(assigned, samples, batch) for batch in stated.batches}
     with _or_unverifiable():
         statements, entries = stated.exhibit.statements, [len(log.steps) for log in stated.exhibit.logs]
         if len(stated.steps) > MAX_STEPS:
@@ -134,9 +136,7 @@ def open_claim(stated: Stated, bundle: Bundle, assigned: Assigned, samples: Samp
             bundle, {entry: name for entry, name in names.items() if entry == 0 or entry not in anchored}, len(stated.steps)
         )
         inputs = _Inputs(bundle, assigned, stated.exhibit)
-        steps = tuple(
-            _claimed(bundle, assigned, inputs, entry, step, *data[int(step.batch)], maps) for entry, step in enumerate(stated.steps)
-        )
+        steps = tuple(_claimed(bundle, assigned, inputs, entry, step, samples, maps) for entry, step in enumerate(stated.steps))
         claim = Claim(steps, states, anchored, displacement_in(bundle, statements))
         claim.check()
     known = {*states, *anchored, *([len(steps)] if claim.displacement is not None else [])}
@@ -185,12 +185,8 @@ def _states(bundle: Bundle, names: Mapping[int, Digest], last: int) -> dict[int,
     return found
 
 
-def _from_data_set(assigned: Assigned, samples: Samples, batch: int) -> tuple[Array | None, Array]:
-    return samples.read_input(batch) if assigned.stage.is_source else None, samples.read_target(batch)
-
-
 def _claimed(
-    bundle: Bundle, assigned: Assigned, inputs: _Inputs, entry: int, step: model_pb2.Step, read: Array | None, target: Array,
+    bundle: Bundle, assigned: Assigned, inputs: _Inputs, entry: int, step: model_pb2.Step, samples: Samples,
     maps: tuple[str, ...],
 ) -> ClaimedStep:  # fmt: skip
     if assigned.is_read and not step.outputs:
@@ -202,8 +198,8 @@ def _claimed(
     return ClaimedStep(
         batch=int(step.batch),
         mode=Mode.FORWARD_ONLY if step.forward_only else Mode.TRAIN,
-        inputs=inputs.of(entry, step, read),
-        target=target,
+        inputs=inputs.of(entry, step, partial(samples.read_input, int(step.batch))),
+        target=partial(samples.read_target, int(step.batch)),
         num_learned=int(step.num_learned),
         output=best.values,
         codec=best.codec,
@@ -240,12 +236,11 @@ class _Inputs:
         self._keys: dict[tuple[str, int], VerifiedDelegation] = {}
         self.sources: set[Source] = set()
 
-    def of(self, entry: int, step: model_pb2.Step, read: Array | None) -> tuple[Array, ...]:
-        """All inputs of an entry, in the order of the stage's; ``read`` is what the data set gives."""
-        named, found = iter(step.inputs), list[Array]()
+    def of(self, entry: int, step: model_pb2.Step, read: Callable[[], Array]) -> tuple[Given, ...]:
+        """All inputs of an entry, in the order of the stage's; ``read`` gives that of the data set."""
+        named, found = iter(step.inputs), list[Given]()
         for port, item in enumerate(self._assigned.stage.inputs):
             if item.id == INPUT:
-                assert read is not None
                 found.append(read)
             else:
                 found.append(self._one(entry, int(step.batch), port, next(named), item.id, item.spec))

@@ -191,13 +191,14 @@ class _Replay:
 
     def _entry(self, index: int, step: ClaimedStep) -> Iterator[Comparison]:
         tolerances = self._tolerances
+        inputs, target = step.data()
         if step.mode is Mode.TRAIN:
-            result = self._compute.learn(step.batch, step.inputs, step.target, step.num_learned)
+            result = self._compute.learn(step.batch, inputs, target, step.num_learned)
             yield tolerances.comparison(index, "rate", residuals.rate_residual(step.lr, result.lr))
             yield tolerances.comparison(index, "loss", residuals.loss_residual(step.loss, result.loss))
             output = result.output
         else:
-            output = self._compute.forward(step.batch, step.inputs, Mode.FORWARD_ONLY).output
+            output = self._compute.forward(step.batch, inputs, Mode.FORWARD_ONLY).output
         for sent, codec in step.sent:
             yield tolerances.comparison(index, "output", residuals.output_residual(sent, self._as_array(output), codec))
 

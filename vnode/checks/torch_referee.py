@@ -66,12 +66,13 @@ class Referee:
         """Compares what the step said; the state that should follow is what this generator returns."""
         module = self._module(arrays)
         learning = step.mode is Mode.TRAIN
-        tensors = [_wide(value) for value in step.inputs]
+        inputs, target = step.data()
+        tensors = [_wide(value) for value in inputs]
         module.train(True)
         module.key(self._seed, step.batch)
         with torch.set_grad_enabled(learning):
             output = module(tensors)
-            loss = module.objective.step(output, tensors, torch.tensor(step.target).long())[0] if learning else None
+            loss = module.objective.step(output, tensors, torch.tensor(target).long())[0] if learning else None
         for sent, codec in step.sent:
             yield tolerances.comparison(index, "output", residuals.output_residual(sent, output.detach().numpy(), codec))
         if loss is None:

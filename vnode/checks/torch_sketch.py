@@ -251,11 +251,12 @@ class Sketch:
             item.claimed.output = _tensor(step.maps[item.name].output).requires_grad_(learning)
         for part in self._before_kinks:
             part.claimed = _tensor(step.maps[part.name].output)
-        tensors = [_tensor(value) for value in step.inputs]
+        inputs, target = step.data()
+        tensors = [_tensor(value) for value in inputs]
         try:
             with torch.set_grad_enabled(learning):
                 output = module(tensors)
-                loss = module.objective.step(output, tensors, torch.tensor(step.target).long())[0] if learning else output.sum()
+                loss = module.objective.step(output, tensors, torch.tensor(target).long())[0] if learning else output.sum()
         except RuntimeError:  # a claimed product of another shape than the stage's
             yield tolerances.comparison(index, "map", math.inf)
             return
