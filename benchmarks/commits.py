@@ -23,8 +23,9 @@ from dcnr.ids import ReplicaId, VNodeId, digest_of
 from dcnr.tensor import decode, encode_final
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.arrivals import Arrival
-from pnode.books import Books, NoBooks
+from pnode.books import Books
 from pnode.chain import CommitChain, Standing
+from pnode.no_books import NoBooks
 from pnode.outbox import Outbox
 from pnode.spool import Spool
 from trust.identity import NodeKey

@@ -59,6 +59,8 @@ class Ended:
 
     interval: Future[Interval]
     following: Future[Interval]
+    may_be_drawn: bool
+    """Whether anything was learned or taken in: nobody is credited with the rest, nor asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Books:
         self._steps: list[model_pb2.Step] = []
         self._entry = self._segment = self._merges = self._bytes = self._open_bytes = self._anchor_bytes = self._num_open = 0
         self._lost = self._why = ""
-        self._asked_to_end = False
+        self._asked_to_end = self._has_grown = self._is_unkept = False
         self._told: _Told | None = None
         self._known_senders: set[Sender] = set()
         self._folder = EvidenceFolder(Path(order.evidence_dir))
@@ -105,15 +107,20 @@ class Books:
     async def learned(self, batch: int, inputs: Inputs, result: StepResult, num_learned: int, frame: Encoded) -> None:
         """One batch was learned; ``frame``: its output as encoded, where it is kept."""
         step = model_pb2.Step(batch=batch, num_learned=num_learned, loss=result.loss, lr=result.lr)
-        self._lineage = self._lineage.add(batch)
+        self._lineage, self._has_grown = self._lineage.add(batch), True
         await self._note(step, inputs, result.output, frame)
 
     async def forwarded(self, batch: int, inputs: Inputs, output: TensorHandle, num_learned: int, frame: Encoded) -> None:
-        """One batch was computed again with the weights of now."""
+        """One batch was computed again with the weights of now. Above the room for evidence, where nothing may be learned, its digests alone are kept, unless
+        the interval holds what somebody may ask for.
+        """
+        if self._why and self._bytes >= self._max_bytes and not self._has_grown:
+            self._is_unkept, self._lost = True, "there was no room for the inputs and outputs of what was computed again"
         await self._note(model_pb2.Step(batch=batch, num_learned=num_learned, forward_only=True), inputs, output, frame)
 
     async def merged(self, displacements: Sequence[bytes]) -> None:
         """The state took these in; an anchor of it follows."""
+        self._has_grown = True
         for data in displacements:
             self._write(f"delta-{self._merges}", data)
             self._merges += 1
@@ -186,12 +193,15 @@ class Books:
         self._signed(statement, log)
         if self._lost:
             self._write("lost", self._lost.encode())
+        may_be_drawn = self._has_grown or bool(displacement)
         self._begin(info)
         self._told = told
-        return Ended(interval, self._interval)
+        return Ended(interval, self._interval, may_be_drawn)
 
     async def keep(self, ended: Ended | None, name: Digest, state: Path | None) -> None:
-        """The interval has that name, and ends with the state in that file, with which the next one begins."""
+        """The interval has that name, and ends with the state in that file, with which the next one begins. One that nobody can draw is kept no longer: no
+        manifest names its commit, so no verdict would ever free its room.
+        """
         if ended is None:
             return
         await self._quietly(self._close, ended, name, state)
@@ -214,7 +224,7 @@ class Books:
             return
         self._begin_with(told.interval, told.info)
         self._lineage, self._steps, self._entry = told.lineage, list(told.steps), told.entry
-        self._known_senders, self._lost = told.known_senders, told.lost
+        self._known_senders, self._lost, self._has_grown = told.known_senders, told.lost, True
         self._track(partial(self._run, self._again, told, unused))
 
     # ---- verdicts --------------------------------------------------------------------------------------------------------------
@@ -245,7 +255,7 @@ class Books:
         self._interval, self._info, self._lineage, self._told = interval, info, info.lineage, None
         self._steps, self._entry, self._segment, self._merges = [], 0, 0, 0
         self._open_bytes = self._anchor_bytes = 0
-        self._lost, self._asked_to_end, self._known_senders = "", False, set()
+        self._lost, self._asked_to_end, self._has_grown, self._is_unkept, self._known_senders = "", False, False, False, set()
 
     def _judge(self) -> None:
         why = ""
@@ -253,6 +263,10 @@ class Books:
             why = f"waiting_for_audit: {self._num_open} intervals are not cleared"
         elif self._bytes >= self._max_bytes:
             why = f"waiting_for_audit: {self._bytes // limits.MIB} MiB of evidence are kept until they are audited"
+            if self._has_grown:  # it is named, judged and let go; an interval without would cost a state and free nothing
+                self._ask_to_end()
+        elif self._is_unkept:
+            why = "waiting_for_audit: a checkpoint comes first, so that what is learned next has all of its evidence"
             self._ask_to_end()
         room = CROWDED_SHARE * self._max_bytes - self._open_bytes - self._anchor_bytes
         if self._entry >= CROWDED_ENTRIES or self._segment >= CROWDED_STATEMENTS or room <= 0:
@@ -325,7 +339,10 @@ class Books:
         if state is not None:
             interval.take("end", state)
             ended.following.result().take("begin", state)
-        self._folder.closed(interval, name)
+        if ended.may_be_drawn:
+            self._folder.closed(interval, name)
+        else:
+            self._folder.drop(interval)
 
     def _add_inputs(self, entry: int, step: model_pb2.Step, inputs: Inputs) -> None:
         """All digests first: these have to be in the log whatever the disk does."""
@@ -358,43 +375,7 @@ class Books:
         self._add(model_pb2.EvidencePart(kind=model_pb2.EVIDENCE_KIND_OUTPUT, batch=step.batch, entry=entry), payload)
 
     def _add(self, part: model_pb2.EvidencePart, data: memoryview) -> None:
+        if self._is_unkept:
+            return
         self._open_bytes = self._folder.add(part, data)
         self._count()
-
-
-class NoBooks:
-    """The same where audits are not in force: nothing is written down."""
-
-    async def learned(self, *noted: object) -> None:
-        """Nothing."""
-
-    async def forwarded(self, *noted: object) -> None:
-        """Nothing."""
-
-    async def merged(self, *noted: object) -> None:
-        """Nothing."""
-
-    async def log(self, begin: str) -> bytes:
-        """No log."""
-        return b""
-
-    def anchored(self, *noted: object) -> None:
-        """Nothing."""
-
-    def ended(self, *noted: object, displacement: bytes = b"") -> None:
-        """Nothing."""
-
-    async def keep(self, *noted: object) -> None:
-        """Nothing."""
-
-    async def rebased(self, *noted: object) -> None:
-        """Nothing."""
-
-    def lead(self) -> None:
-        """Nothing."""
-
-    async def decided(self, *noted: object) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""

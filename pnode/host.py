@@ -24,7 +24,7 @@ from dcnr.intervals import IntervalSet
 from dcnr.ports import Clock
 from dcnr.v1 import local_pb2
 from pnode.arrivals import tensors_of
-from pnode.books import Books, Ended, NoBooks
+from pnode.books import Books, Ended
 from pnode.chain import CommitChain, Link
 from pnode.exchange import Way
 from pnode.frames import Expected
@@ -34,6 +34,7 @@ from pnode.hub import LinkHub
 from pnode.inputs import EVALUATION_WAIT_S, Inputs
 from pnode.merge_calls import MergeCalls
 from pnode.merges import Merges
+from pnode.no_books import NoBooks
 from pnode.outbox import Outbox
 from pnode.pace import Pace
 from pnode.spool import Frame

@@ -18,11 +18,12 @@ from dcnr.stages import INPUT, Stage, all_behind
 from dcnr.tempo import Tempo
 from dcnr.units import Share
 from dcnr.v1 import local_pb2, model_pb2
-from pnode.books import Books, NoBooks
+from pnode.books import Books
 from pnode.chain import Standing
 from pnode.host import ReplicaHost
 from pnode.hosted import Fixed, Neighbours, Planned
 from pnode.infer_reads import Reads
+from pnode.no_books import NoBooks
 from pnode.outbox import Outbox
 from pnode.samples import StagedSamples
 from pnode.spool import Spool

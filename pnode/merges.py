@@ -17,12 +17,13 @@ from dcnr.intervals import IntervalSet
 from dcnr.ports import Clock
 from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode.anchors import Anchor, Question, check_reply
-from pnode.books import Books, NoBooks
+from pnode.books import Books
 from pnode.chain import CommitChain
 from pnode.held_out import HeldOut
 from pnode.hosted import SLOW_LINK_BYTES_S, Fixed, Neighbours, Planned
 from pnode.merge_calls import MergeCalls
 from pnode.merge_desk import Brought, MergeDesk
+from pnode.no_books import NoBooks
 from trust.commits import DELTA_CODECS
 from trust.delegation import VerifiedDelegation
 from trust.envelope import digest_of_envelope

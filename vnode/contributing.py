@@ -42,6 +42,8 @@ class Contributing:
         self._early_s: float | None = None
         """Since when answers are early."""
         self._named = IntervalSet.empty()
+        self._is_due = False
+        """Whether an anchor is wanted though nothing was learned since the last."""
         self.num_merged = self.num_refused = 0
 
     def plan(self, primary: ReplicaId | None) -> None:
@@ -144,7 +146,9 @@ class Contributing:
         is_idle = holding.is_idle and not holding.after and self._named != holding.everything
         if holding.open and not self._lacks_anchor():
             sequence: int | None = self._sequence
-        elif self._lacks_anchor() or (is_idle and now_s - self._anchor_s >= limits.ANCHOR_S):
+        elif (
+            self._lacks_anchor() or (is_idle and now_s - self._anchor_s >= limits.ANCHOR_S) or (self._is_due and not holding.after)
+        ):
             sequence = None
         else:
             return None
@@ -168,9 +172,13 @@ class Contributing:
         if event is None:
             raise InvariantBroken("no anchor had arrived", code="unexpected_answer")
         self._holding.rebase(event.lineage, keep_open=rebase.keep_open, keep_after=rebase.keep_after)
-        self._anchor_from, self._anchor_s = event.primary, now_s
+        self._anchor_from, self._anchor_s, self._is_due = event.primary, now_s, False
         self.num_merged += event.verdict is Verdict.MERGED
         self.num_refused += event.verdict is Verdict.REFUSED
+
+    def renew(self) -> None:
+        """What is computed next is to stand on an anchor of its own, as soon as nothing waits to be merged."""
+        self._is_due = True
 
     def failed(self, now_s: float) -> None:
         """The state is as it was; tried again, later each time."""

@@ -119,6 +119,7 @@ class ReplicaCore:
                 self._contributing.named(self._named)
             case ev.CheckpointLost():
                 self._snapshots.lost(event.reason)
+                self._contributing.renew()
             case ev.Leave():
                 self._holding.is_leaving = self._snapshots.is_leaving = not event.is_off
             case ev.LearningHeld():

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from blake3 import blake3
+from evidence_rig import INFO, NAMES, STANDING, Rig, run
 
 from dcnr.errors import Unavailable
-from dcnr.ids import Digest, ReplicaId, VNodeId, digest_of
-from dcnr.intervals import IntervalSet
+from dcnr.ids import ReplicaId, digest_of
 from dcnr.system import SystemClock
 from dcnr.tensor import encode
-from dcnr.v1 import identity_pb2, local_pb2, model_pb2
+from dcnr.v1 import identity_pb2, model_pb2
 from pnode.arrivals import Arrival
-from pnode.books import MAX_BACKLOG, Books
-from pnode.chain import Standing
+from pnode.books import MAX_BACKLOG
 from pnode.evidence import EvidenceFolder, closed_in, forget
 from pnode.gathering import Means, gather
 from pnode.pace import Pace
@@ -29,13 +27,9 @@ from pnode.verdicts import LONGEST_KEPT_S, decided_of, sweep
 from vnode.bundle import read_bundle
 from vnode.compute import StepResult
 from vnode.signed_frames import FrameNumber
-from vnode.state import StateInfo
 from vnode.vocabulary import TRAIN_LANE, Mode, Peer
 
 INPUT, OUTPUT, STATE = model_pb2.EVIDENCE_KIND_INPUT, model_pb2.EVIDENCE_KIND_OUTPUT, model_pb2.EVIDENCE_KIND_STATE
-STANDING = Standing("5" * 40, "m", "j", VNodeId("a"), Peer(ReplicaId("a.1"), 3), "6" * 40)
-INFO = StateInfo("a", "m", "g", "", 1, 0, 100, 7, IntervalSet.empty())
-NAMES = [digest_of(bytes([number])) for number in range(6)]
 
 
 def part(entry: int) -> model_pb2.EvidencePart:
@@ -98,57 +92,6 @@ def test_what_nobody_asked_for_in_a_week_goes_at_the_next_start(tmp_path: Path) 
     os.utime(tmp_path / "a.1" / "00000001", (0, 0))
     sweep(tmp_path, now_wall=(tmp_path / "a.1" / "00000002").stat().st_mtime + LONGEST_KEPT_S / 2)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("**/*")) == ["a.1", "a.1/00000002"]
-
-
-class Rig:
-    """Books over a real directory; their replica is this test."""
-
-    def __init__(
-        self, root: Path, *, max_bytes: int = 1 << 20, span_steps: int = 256, is_read: bool = False, state: bytes = b"state",
-        inputs: Sequence[int] = (0,),
-    ) -> None:  # fmt: skip
-        self.root, self.held, self.crowded, self.captured = root, list[str](), list[str](), list[StateInfo]()
-        self.wanted, self.state = set[int](), state
-        (root / "begin.state").write_bytes(b"begin")
-        order = local_pb2.HostReplica(
-            evidence_dir=str(root / "evidence"), evidence_bytes=max_bytes, state_path=str(root / "begin.state"),
-            assignment=model_pb2.DesiredAssignment(role=model_pb2.ROLE_PRIMARY),
-        )  # fmt: skip
-        self.books = Books(
-            STANDING, order, INFO, inputs=inputs, is_read=is_read, span_steps=span_steps, capture=self._capture, held=self.held.append,
-            crowded=self.crowded.append,
-        )  # fmt: skip
-
-    async def _capture(self, info: StateInfo) -> bytes:
-        self.captured.append(info)
-        return self.state
-
-    async def learn(self, batch: int, num_bytes: int = 64) -> None:
-        tensor = np.full(num_bytes // 4, batch, np.float32)
-        await self.books.learned(batch, [tensor], StepResult(tensor + 1, 0.5, 1, 1, 1, 0.1), batch, await self.frame(batch))
-
-    async def frame(self, batch: int) -> asyncio.Future[Frame] | None:
-        """Of an output that somebody wants, in the codec of its way."""
-        if batch not in self.wanted:
-            return None
-        frame: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        frame.set_result(Frame(encode(np.full(16, batch + 1, np.float32), "int8"), batch))
-        return frame
-
-    async def end(self, name: Digest) -> model_pb2.StepLog:
-        log = await self.books.log("begin")
-        ended = self.books.ended(identity_pb2.Envelope(payload=b"statement"), log, INFO)
-        (self.root / "end.state").write_bytes(b"end")
-        await self.books.keep(ended, name, self.root / "end.state")
-        return model_pb2.StepLog.FromString(log)
-
-    @property
-    def folder(self) -> Path:
-        return self.root / "evidence"
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_a_log_names_what_was_kept(tmp_path: Path) -> None:

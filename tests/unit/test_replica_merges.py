@@ -221,6 +221,18 @@ def test_where_audits_are_drawn_an_interval_begins_with_an_anchor_and_nothing_el
     assert batches.isdisjoint(core.view().lineage), "and is needed again"
 
 
+def test_a_contributor_whose_interval_should_end_takes_an_anchor_though_it_learned_nothing() -> None:
+    """It brings no delta of nothing, and no other statement ends its interval."""
+    core = anchored(audited=True)
+    (ask,) = of(mev.AskMerge, core.handle(ev.CheckpointLost(1.0, "much evidence")))
+    assert ask.sequence is None
+    _, out = answer(core, ask, Verdict.ANCHOR, NONE)
+    assert not of(mev.AskMerge, out + core.handle(ev.Tick(2.0)))
+    batches = list(MINE)[:3]
+    learn(core, batches[0])
+    assert not of(mev.AskMerge, core.handle(ev.CheckpointLost(3.0, "much evidence"))), "its delta comes first"
+
+
 def test_who_has_a_delta_to_bring_does_not_ask_for_the_anchor_alone() -> None:
     last = MINE.first(1)
     core = anchored(THEIRS | (MINE - last), audited=True)

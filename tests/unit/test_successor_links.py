@@ -14,10 +14,10 @@ from test_merge_desk import NETWORK, StoppedClock
 
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
-from pnode.books import NoBooks
 from pnode.chain import CommitChain, Standing
 from pnode.host import ReplicaHost
 from pnode.hosted import Fixed, Neighbours
+from pnode.no_books import NoBooks
 from pnode.pace import Pace
 from trust.identity import NodeKey
 from vnode import events as ev

@@ -17,11 +17,11 @@ from test_merge_desk import DATA, HELPER, NETWORK, NOW, StoppedClock, delta, ope
 from dcnr.errors import Unavailable
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
-from pnode.books import NoBooks
 from pnode.chain import CommitChain, Standing
 from pnode.host import ReplicaHost
 from pnode.hosted import Fixed, Neighbours, Planned
 from pnode.merge_desk import Answer
+from pnode.no_books import NoBooks
 from pnode.pace import Pace
 from trust.delegation import make_delegation
 from trust.identity import NodeKey

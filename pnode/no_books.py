@@ -1,0 +1,41 @@
+"""What a replica writes down where audits are not in force: nothing, in the shape of `pnode.books.Books`."""
+
+from __future__ import annotations
+
+
+class NoBooks:
+    """The same where audits are not in force: nothing is written down."""
+
+    async def learned(self, *noted: object) -> None:
+        """Nothing."""
+
+    async def forwarded(self, *noted: object) -> None:
+        """Nothing."""
+
+    async def merged(self, *noted: object) -> None:
+        """Nothing."""
+
+    async def log(self, begin: str) -> bytes:
+        """No log."""
+        return b""
+
+    def anchored(self, *noted: object) -> None:
+        """Nothing."""
+
+    def ended(self, *noted: object, displacement: bytes = b"") -> None:
+        """Nothing."""
+
+    async def keep(self, *noted: object) -> None:
+        """Nothing."""
+
+    async def rebased(self, *noted: object) -> None:
+        """Nothing."""
+
+    def lead(self) -> None:
+        """Nothing."""
+
+    async def decided(self, *noted: object) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
