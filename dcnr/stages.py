@@ -223,14 +223,18 @@ def _checked(vnode: VNodeSpec, registry: Registry, specs: Mapping[str, TensorSpe
 
 
 def _check_size(vnode: str, output: TensorSpec, batch_size: int) -> None:
-    """Joined again and again, an output would become larger than any machine, in a graph of a few lines."""
+    """Joined again and again, an output would become larger than any machine, in a graph of a few lines; and a batch of it travels in one frame."""
     size_bytes = batch_size * output.bytes_per_sample
-    if size_bytes > limits.MAX_TENSOR_BYTES:
-        raise _error(
-            vnode, "inputs",
-            f"its output {list(output.shape)} has {size_bytes} bytes for a batch of {batch_size}, more than {limits.MAX_TENSOR_BYTES}: "
-            "make the output or train.batch_size smaller",
-        )  # fmt: skip
+    if size_bytes <= limits.MAX_TENSOR_BYTES:
+        return
+    most = limits.MAX_TENSOR_BYTES // output.bytes_per_sample
+    found = f"{vnode}: its output {list(output.shape)} has {size_bytes} bytes for a batch of {batch_size}, more than {limits.MAX_TENSOR_BYTES}"
+    remedy = (
+        f"set train.batch_size to {most} or less, or make the output smaller"
+        if most
+        else "make the output smaller: no batch size is small enough"
+    )
+    raise InvalidInput(found, code="bad_graph", remedy=remedy, vnode=vnode, field="train.batch_size" if most else "inputs")
 
 
 def _operation(vnode: VNodeSpec, specs: Mapping[str, TensorSpec]) -> Operation:
