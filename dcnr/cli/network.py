@@ -49,13 +49,10 @@ def create(
     maintainers: Annotated[int, typer.Option(min=1, max=32, help="Number of maintainer keys to make.")] = 1,
     threshold: Annotated[int, typer.Option(min=1, max=32, help="Signatures needed.")] = 1,
     audits: Annotated[str, typer.Option(help="Whether claimed training is checked: none, or drawn.")] = "none",
-    trusted: Annotated[
-        list[str] | None, typer.Option(help="Id of a PNode that is checked less, never not at all. May be repeated.")
-    ] = None,
+    trusted: Annotated[list[str] | None, typer.Option(help="Id of a PNode that is checked less, never not at all. May be repeated.")] = None,
     trusted_days: Annotated[float, typer.Option(min=0.0, max=3650.0, help="For how long it is trusted.")] = 365.0,
     max_vnode_mb: Annotated[int, typer.Option(min=0, help="Largest state of a VNode, MB; 0: 4 GiB.")] = 0,
-    data_host: DataHostOption = None,
-    component: ComponentOption = None,
+    data_host: DataHostOption = None, component: ComponentOption = None,
     audit_floor: Annotated[float, typer.Option(min=0.0, max=1.0, help="Lowest audit probability.")] = 0.05,
     quarantine_s: Annotated[
         float, typer.Option(min=0.001, max=604800.0, help="Seconds after a first fault; then four times as long.")
@@ -64,9 +61,8 @@ def create(
     out: Annotated[
         Path | None, typer.Option(help="Directory for keys and document; default: the home directory.", show_default=False)
     ] = None,
-    home: HomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
+    home: HomeOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
     """Make maintainer keys and the signed network document.
 
     Example: dcnr network create --name garden --orchestrator "$(orchestrator key)@203.0.113.7:7700" --store http://203.0.113.7:7790
