@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import math
+import os
+import secrets
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -62,8 +66,7 @@ class ObjectClient:
         if not grant.proxied and await self._by_store(straight):
             return
         with self._by_orchestrator():
-            data = await self._read_through(ref, max_bytes)
-        await asyncio.to_thread(_write, destination, data)
+            await self._read_through(ref, destination, max_bytes)
 
     async def read_bytes(self, ref: Ref, *, max_bytes: int, directory: Path) -> bytes:
         """A small object. ``directory`` is for the temporary file."""
@@ -126,8 +129,9 @@ class ObjectClient:
         """Where orchestrators cannot do it either, the store is tried at the next time."""
         try:
             yield
-        except Unavailable:
-            self._store_from_s = -math.inf
+        except Unavailable as error:
+            if error.code != "disk_trouble":  # our own disk's: it says nothing of them
+                self._store_from_s = -math.inf
             raise
 
     async def _grant(self, item: data_pb2.GrantItem, prefer: NodeId | None = None) -> data_pb2.Grant:
@@ -137,23 +141,21 @@ class ObjectClient:
         grant: data_pb2.Grant = answer.grants[0]
         return grant
 
-    async def _read_through(self, ref: Ref, max_bytes: int) -> bytes:
-        parts: list[bytes] = []
-        received = 0
+    async def _read_through(self, ref: Ref, destination: Path, max_bytes: int) -> None:
+        """Chunk by chunk: what is large passes through no memory."""
         timeout_s = _longest_s(max_bytes, self._down)
         messages = self._orchestrators.stream(DataServiceStub, "Read", data_pb2.ReadRequest(object=ref), timeout_s=timeout_s)
-        async with contextlib.aclosing(messages), _patience() as moved:
-            async for message in messages:
-                received += len(message.chunk)
-                moved(len(message.chunk), wait_s := self._down.wait_s(len(message.chunk)))
-                await asyncio.sleep(wait_s)
-                if received > max_bytes or message.size_bytes > max_bytes:
-                    raise Corrupt(f"the object has more than {max_bytes} bytes", code="too_large")
-                parts.append(message.chunk)
-        data, digest = await asyncio.to_thread(_joined, parts)
-        if ref.digest and digest != ref.digest:
-            raise Corrupt("an object does not match its digest", code="wrong_digest", digest=ref.digest)
-        return data
+        with contextlib.closing(_Draft(destination)) as draft:
+            async with contextlib.aclosing(messages), _patience() as moved:
+                async for message in messages:
+                    size_bytes = draft.num_bytes + len(message.chunk)
+                    if max(size_bytes, message.size_bytes) > max_bytes:
+                        raise Corrupt(f"the object has more than {max_bytes} bytes", code="too_large")
+                    max_bytes = int(message.size_bytes) or max_bytes  # it said itself how large it is
+                    moved(len(message.chunk), wait_s := self._down.wait_s(len(message.chunk)))
+                    await asyncio.sleep(wait_s)
+                    await asyncio.to_thread(draft.add, message.chunk)
+            await asyncio.to_thread(draft.lay, ref.digest)
 
     async def _write_through(self, item: data_pb2.GrantItem, path: Path) -> None:
         last: DcnrError | None = None
@@ -198,10 +200,54 @@ async def _parts(item: data_pb2.GrantItem, path: Path, pace: Paced, moved: Moved
             yield data_pb2.WriteRequest(chunk=chunk)
 
 
-def _joined(parts: list[bytes]) -> tuple[bytes, str]:
-    """The bytes with their digest."""
-    data = b"".join(parts)
-    return data, hashlib.sha256(data).hexdigest()
+class _Draft:
+    """A file in the making beside ``destination``, which is there whole and right, or not at all. Every call blocks; `add` and `lay` raise Unavailable
+    where the disk refuses.
+    """
+
+    def __init__(self, destination: Path) -> None:
+        self._destination, self._draft = destination, destination.with_name(f".{destination.name}.{secrets.token_hex(6)}.part")
+        self._hash, self.num_bytes = hashlib.sha256(), 0
+        self._file: BinaryIO | None = None
+        self._lock, self._is_over = threading.Lock(), False
+        """Who is cancelled closes it while a thread may still write."""
+
+    def add(self, chunk: bytes) -> None:
+        """The next bytes."""
+        with self._writing() as file:
+            file.write(chunk)
+        self._hash.update(chunk)
+        self.num_bytes += len(chunk)
+
+    def lay(self, digest: str) -> None:
+        """It is whole, and gets its name. Raises Corrupt where it does not have that digest (empty: any)."""
+        if digest and self._hash.hexdigest() != digest:
+            raise Corrupt("an object does not match its digest", code="wrong_digest", digest=digest)
+        with self._writing() as file:
+            file.flush()
+            os.fsync(file.fileno())
+            reached("object.drafted")
+            self._draft.replace(self._destination)
+
+    def close(self) -> None:
+        """What was not laid is gone."""
+        with self._lock:
+            self._is_over = True
+            if self._file is not None:
+                with contextlib.suppress(OSError):  # what it had still to write nobody wants
+                    self._file.close()
+                _remove(self._draft)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[BinaryIO]:
+        with self._lock:
+            try:
+                if self._is_over:
+                    raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+                self._file = self._file or self._draft.open("xb")
+                yield self._file
+            except OSError as error:
+                raise disk_trouble(f"{self._destination.name} cannot be written", error) from error
 
 
 def _write(destination: Path, data: bytes) -> None:

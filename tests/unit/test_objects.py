@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import os
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ from dataservice.addresses import AddressRule
 from dataservice.objects import ObjectClient
 from dataservice.pacing import Pace, Paced
 from dcnr import limits
-from dcnr.errors import Refused, TimedOut, Unavailable, disk_trouble
+from dcnr.errors import Corrupt, Refused, TimedOut, Unavailable, disk_trouble
 from dcnr.ids import digest_of
 from dcnr.v1 import data_pb2
 
@@ -250,5 +252,79 @@ def test_what_orchestrators_carry_keeps_the_owners_limit_and_no_share_of_the_lin
         await world.write()
         assert world.carried == (0, 1)
         assert (world.own.num_bytes, world.share.num_bytes) == (2 * len(DATA), len(DATA))
+
+    play(story)
+
+
+def test_what_an_orchestrator_carries_passes_through_no_memory(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: four shards at once fit beside a daemon, however large they are."""
+
+    async def story(world: World) -> None:
+        carriers, piece = world.orchestrators, bytes(limits.MAX_CHUNK_BYTES)
+        carriers.grant, num_pieces = data_pb2.Grant(proxied=True), 64
+        digest = hashlib.sha256()
+        for _ in range(num_pieces):
+            digest.update(piece)
+
+        async def stream(*request: Any, timeout_s: float) -> AsyncIterator[data_pb2.ReadResponse]:
+            for number in range(num_pieces):
+                yield data_pb2.ReadResponse(size_bytes=0 if number else num_pieces * len(piece), chunk=bytes(len(piece)))
+
+        monkeypatch.setattr(carriers, "stream", stream)
+        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_SHARD, owner="dots", digest=digest.hexdigest())
+        destination = world.directory / "object"
+        tracemalloc.start()
+        try:
+            await world.client.read_file(ref, destination, max_bytes=limits.MAX_OBJECT_BYTES)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert destination.stat().st_size == num_pieces * len(piece)
+        assert peak_bytes < 8 * limits.MIB
+        assert list(world.directory.iterdir()) == [destination]
+
+    play(story)
+
+
+@pytest.mark.parametrize(("said", "bound"), [(0, 3), (3, 1000), (1000, 3)])
+def test_who_carries_more_than_an_object_has_is_stopped_there(
+    play: Play, monkeypatch: pytest.MonkeyPatch, said: int, bound: int
+) -> None:
+    """It is known from the start, or said first."""
+
+    async def story(world: World) -> None:
+        carried = list[int]()
+
+        async def stream(*request: Any, timeout_s: float) -> AsyncIterator[data_pb2.ReadResponse]:
+            for number in range(bound + said + 5):
+                carried.append(number)
+                yield data_pb2.ReadResponse(size_bytes=0 if number else said, chunk=b"x")
+
+        world.orchestrators.grant = data_pb2.Grant(proxied=True)
+        monkeypatch.setattr(world.orchestrators, "stream", stream)
+        with pytest.raises(Corrupt) as refused:
+            await world.client.read_file(REF, world.directory / "object", max_bytes=bound)
+        assert refused.value.code == "too_large"
+        assert len(carried) == (1 if said > bound else min(said or bound, bound) + 1)
+        assert not list(world.directory.iterdir())
+
+    play(story)
+
+
+def test_a_read_that_is_given_up_leaves_nothing(play: Play) -> None:
+    async def story(world: World) -> None:
+        carriers = world.orchestrators
+        carriers.grant, carriers.chunk_bytes, carriers.pause_s = data_pb2.Grant(proxied=True), 1, 30.0
+        reading = asyncio.create_task(world.client.read_file(REF, world.directory / "object", max_bytes=len(DATA)))
+        while not any(world.directory.iterdir()):  # noqa: ASYNC110  nobody tells
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert not list(world.directory.iterdir())
+        carriers.data, carriers.pause_s = b"something else", 0.0
+        with pytest.raises(Corrupt) as refused:
+            await world.client.read_file(REF, world.directory / "object", max_bytes=len(DATA))
+        assert refused.value.code == "wrong_digest"
+        assert not list(world.directory.iterdir())
 
     play(story)
