@@ -49,6 +49,7 @@ class Home:
         self.audits = root / "audits"
         self.evidence = root / "evidence"
         self.log = root / "log"
+        self._made = (self.snapshots, self.cache, self.work, self.evidence, self.log)
         self._lock: HomeLock | None = None
 
     def open(self) -> None:
@@ -58,7 +59,7 @@ class Home:
         self._check_ours()
         lock = HomeLock(self.root, "a PNode", "see `pnode status`, or choose another --home")
         try:
-            for path in (self.snapshots, self.cache, self.work, self.evidence, self.log):
+            for path in self._made:
                 path.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             lock.close()
@@ -76,8 +77,12 @@ class Home:
         """A daemon empties directories of its home: none is opened where somebody else keeps something. Plain files beside ours do no harm."""
         try:
             names = sorted(os.listdir(self.root)) if self.root.is_dir() else []
-            if "incarnation" in names or self.network.name in names:  # one has run here
-                return
+            if (
+                "incarnation" in names
+                or self.network.name in names
+                or {LOCK_FILE, *(path.name for path in self._made)} <= set(names)
+            ):
+                return  # one has run here, or has begun to
             is_marked = not {LOCK_FILE, CONFIG_FILE, self.key.name, self.owner.name}.isdisjoint(names)
             emptied = [
                 path for path in (self.work, self.cache, self.audits, self.evidence, self.snapshots) if _holds_something(path)
