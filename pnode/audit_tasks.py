@@ -21,9 +21,9 @@ from dcnr.ids import NodeId, check_digest, digest_of
 from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode.authority import Term, check_asked
 from pnode.budget import AUDIT, Budget, Reservation
-from pnode.duties import Say
 from pnode.home import Home
 from pnode.orders import HostingOptions
+from pnode.placing import Say
 from pnode.provision import Provisioner
 from trust.envelope import open_single, parse
 from trust.network import NetworkPolicy

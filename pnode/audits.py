@@ -13,9 +13,10 @@ from dcnr.v1 import local_pb2, orchestrator_pb2
 from pnode.audit_tasks import AuditTasks
 from pnode.budget import Budget, Reservation
 from pnode.challenges import Challenges
-from pnode.duties import Duties, Say
+from pnode.duties import Duties
 from pnode.home import Home
 from pnode.orders import HostingOptions
+from pnode.placing import Say
 from pnode.provision import Provisioner
 from pnode.trail import Fetch
 from pnode.verdicts import Verdicts, sweep

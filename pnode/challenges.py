@@ -20,7 +20,7 @@ from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import Digest, NodeId, check_digest, check_name, check_replica_id
 from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode.authority import Term, check_asked
-from pnode.duties import Say
+from pnode.placing import Say
 from trust.envelope import open_single, parse
 from trust.network import NetworkPolicy
 

@@ -7,7 +7,7 @@ volunteer's limits do not admit is reported as failed with the numbers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from dcnr import limits
@@ -20,19 +20,16 @@ from pnode.authority import Accepted, Ignored, Source, Term, Unconfirmed, Verdic
 from pnode.budget import Budget
 from pnode.headcheck import HeadCheck
 from pnode.home import Home, read_message, write_atomically
+from pnode.leaving import Leaving
 from pnode.models import Hosted, Model, Models, order_of
 from pnode.orders import HostingOptions, Orders
+from pnode.placing import Placing, Say
 from pnode.provision import Provisioner
 from trust.envelope import open_single, parse
 from trust.network import NetworkPolicy
 
-RETRY_FIRST_S = 0.5
-RETRY_LONGEST_S = 15.0
 DISK_RETRY_S = 2.0
 """What the disk did not take is written again after this time."""
-
-Say = Callable[[str, str, str], None]
-"""Records an event: kind, subject, reason."""
 
 
 class Duties:
@@ -44,9 +41,10 @@ class Duties:
         hosted_changed: Callable[[], None], say: Say, clock: Clock, group: asyncio.TaskGroup,
     ) -> None:  # fmt: skip
         self._node_id, self._policy, self._home = node_id, policy, home
-        self._provisioner, self._budget, self._heads = provisioner, budget, heads
-        self._orders = Orders(home, options, lambda: self._policy().audits_drawn)
+        self._provisioner, self._budget, self._heads, self._leaving = provisioner, budget, heads, Leaving(budget)
         self._send, self._hosted_changed, self._say, self._clock, self._group = send, hosted_changed, say, clock, group
+        orders = Orders(home, options, lambda: self._policy().audits_drawn)
+        self._placing = Placing(node_id, policy, provisioner, budget, orders, self._leaving, send, hosted_changed, say)
         self._models = Models(node_id, policy, self._forgotten)
         self._reconciling, self._stopping = asyncio.Lock(), False
 
@@ -115,13 +113,16 @@ class Duties:
 
     async def worker_up(self) -> None:
         """A new worker runs: everything is provisioned anew."""
+        self._leaving.worker_down()
         for entry in self._models:
             for replica in list(entry.hosted):
                 self._forget(entry, replica)
+                self._budget.release(replica)
         await self.reconcile()
 
     def worker_down(self, reason: str) -> None:
         """The worker is gone, and with it every replica."""
+        self._leaving.worker_down()
         for entry in self._models:
             for hosted in entry.hosted.values():
                 if hosted.task is not None:
@@ -130,14 +131,20 @@ class Duties:
 
     def worker_reported(self, report: orchestrator_pb2.ReplicaReport) -> None:
         """The worker's word on a replica."""
+        self._leaving.reported(report)
         for entry in self._models:
             hosted = entry.hosted.get(report.replica)
             if hosted is None or hosted.task is not None:
                 continue
+            hosted.is_seen = True
             hosted.state, hosted.reason = report.state, report.reason
             if report.reason.startswith("bad_state") and self._provisioner.give_up(report.restored_from):
                 self._say("checkpoint_unusable", report.replica, f"{report.restored_from[:12]}: {report.reason}")
-                hosted.task = self._group.create_task(self._provision(entry, hosted))
+                hosted.task = self._group.create_task(self._placing.provision(entry, hosted))
+
+    def worker_knows(self, replicas: Collection[str]) -> None:
+        """All replicas that its report names."""
+        self._leaving.named(replicas)
 
     def has_learned_all(self, report: orchestrator_pb2.ReplicaReport) -> bool:
         """Whether that replica has nothing left to learn."""
@@ -158,22 +165,20 @@ class Duties:
         wanted = {assignment.replica: assignment for assignment in desired.assignments}
         self._provisioner.placed(desired.model, desired.job_id, wanted)
         for replica in [name for name in entry.hosted if name not in wanted]:
-            await self._release(replica, hand_over=True)
-            self._forget(entry, replica)
+            await self._let_go(entry, replica, hand_over=True)
             self._say("replica_released", replica, f"plan {desired.plan_number} does not place it here")
         for replica, assignment in wanted.items():
             hosted = entry.hosted.get(replica)
             if hosted is not None and _steps_down(hosted.assignment, assignment):
-                await self._release(replica, hand_over=True)
-                self._forget(entry, replica)
+                await self._let_go(entry, replica, hand_over=True)
                 hosted = None
             if hosted is None:
                 hosted = entry.hosted[replica] = Hosted(assignment, desired.model)
-                hosted.task = self._group.create_task(self._provision(entry, hosted))
+                hosted.task = self._group.create_task(self._placing.provision(entry, hosted))
             elif hosted.assignment != assignment or hosted.task is None:
                 hosted.assignment = assignment
                 if hosted.task is None:
-                    await self._update(entry, hosted)
+                    await self._placing.update(entry, hosted)
 
     def stop(self) -> None:
         """No further replica is provisioned."""
@@ -308,83 +313,30 @@ class Duties:
         for claim in entry.authority.unconfirmed:
             self._say("claim_not_supported", claim.holder, f"claims epoch {claim.epoch}, the head names epoch {epoch}: not obeyed")
 
-    async def _provision(self, entry: Model, hosted: Hosted) -> None:
-        replica, pause_s, told = hosted.assignment.replica, RETRY_FIRST_S, ""
-        while True:
-            try:
-                hosted.state = orchestrator_pb2.ASSIGNMENT_STATE_PROVISIONING
-                self._hosted_changed()
-                told_worker = await self._host(entry, hosted)
-                hosted.task = None
-                if entry.desired != told_worker:  # a newer one came meanwhile, and `reconcile` leaves alone what is provisioned
-                    await self._update(entry, hosted)
-                return self._hosted_changed()
-            except (Refused, InvalidInput) as error:
-                hosted.state, hosted.reason, hosted.task = orchestrator_pb2.ASSIGNMENT_STATE_FAILED, error.message, None
-                self._say("assignment_refused", replica, f"{error.code}: {error.message}")
-                return self._hosted_changed()
-            except DcnrError as error:
-                if error.code != told:
-                    self._say("provisioning_waits", replica, error.message)
-                told, hosted.reason = error.code, error.message
-            await asyncio.sleep(pause_s)
-            pause_s = min(RETRY_LONGEST_S, pause_s * 2)
-
-    async def _host(self, entry: Model, hosted: Hosted) -> model_pb2.DesiredState:
-        desired, assignment = entry.desired, hosted.assignment
-        assert desired is not None
-        job = await self._provisioner.job(desired)
-        cost = self._provisioner.cost(job, assignment.vnode)
-        wanted, used = self._orders.reservation(cost, assignment), await self._orders.options.used_disk_bytes()
-        free = self._orders.options.free_disk_bytes()
-        self._budget.admit(assignment.replica, wanted, free_disk_bytes=free, used_disk_bytes=used)
-        head = entry.authority.head
-        hosted.await_head(head, desired, self._policy())
-        donors = [one.pnode_id for one in assignment.siblings if one.pnode_id != self._node_id]
-        named = head.manifest_digest if head else ""
-        state, remarks = await self._provisioner.state(job, assignment.vnode, named, donors, replica=assignment.replica)
-        for remark in remarks:
-            self._say("checkpoint_unusable", assignment.replica, remark)
-        message = self._orders.host(desired, hosted.assignment, job)
-        message.state_path, message.state_digest, message.state_commit = str(state.path), state.digest, state.commit_digest
-        message.from_earlier_job = state.is_of_earlier_job
-        hosted.num_batches = int(message.num_batches)
-        if not await self._send(local_pb2.ToWorker(host=message)):
-            raise Unavailable("the worker does not run", code="no_worker")
-        hosted.reason = f"restored {len(state.lineage)} batches from {state.origin}"
-        self._say("replica_hosted", assignment.replica, hosted.reason)
-        return desired
-
-    async def _update(self, entry: Model, hosted: Hosted) -> None:
-        desired = entry.desired
-        assert desired is not None
-        try:
-            job = await self._provisioner.job(desired, reads_data=False)
-        except DcnrError as error:
-            self._say("provisioning_waits", hosted.assignment.replica, error.message)
-            return
-        await self._send(local_pb2.ToWorker(host=self._orders.host(desired, hosted.assignment, job)))
-
     def _forgotten(self, name: str, model: Model) -> None:
         """Another model takes the place: what this one had here ends, and so does what a restart would take up."""
         if model.confirming is not None:
             model.confirming.cancel()
         for replica in list(model.hosted):
-            self._group.create_task(self._release(replica, hand_over=False))
-            self._forget(model, replica)
+            self._group.create_task(self._let_go(model, replica, hand_over=False))
         model.unwritten = None
         self._provisioner.placed(name, "", ())
         self._home.forget(name)
         self._say("model_forgotten", name, "another model takes its place, and it has no work here")
 
-    async def _release(self, replica: str, *, hand_over: bool) -> None:
-        await self._send(local_pb2.ToWorker(release=local_pb2.ReleaseReplica(replica=replica, hand_over=hand_over)))
+    async def _let_go(self, entry: Model, replica: str, *, hand_over: bool) -> None:
+        """Its room is free once it has ended, which may take as long as handing over does."""
+        hosted = self._forget(entry, replica)
+        self._leaving.began(replica, is_seen=hosted is not None and hosted.is_seen)
+        told = await self._send(local_pb2.ToWorker(release=local_pb2.ReleaseReplica(replica=replica, hand_over=hand_over)))
+        if not told or hosted is None or not hosted.is_ordered:
+            self._leaving.ended(replica)
 
-    def _forget(self, entry: Model, replica: str) -> None:
+    def _forget(self, entry: Model, replica: str) -> Hosted | None:
         hosted = entry.hosted.pop(replica, None)
         if hosted is not None and hosted.task is not None:
             hosted.task.cancel()
-        self._budget.release(replica)
+        return hosted
 
     def _home_write(self, path: Path, envelope: identity_pb2.Envelope) -> bool:
         try:

@@ -63,6 +63,7 @@ class Hearing:
         self.neighbours.reached({item.pnode_id for item in report.evidence})
         for item in report.replicas:
             self.duties.worker_reported(item)
+        self.duties.worker_knows({item.replica for item in report.replicas})
         self.seats.heard(report.seats)
         if before != self._news_of(report.replicas):
             self.changed()

@@ -32,6 +32,10 @@ class Hosted:
     task: asyncio.Task[None] | None = None
     num_batches: int = 0
     """Of the job; 0 before it is known."""
+    is_ordered: bool = False
+    """The worker was told to host it."""
+    is_seen: bool = False
+    """It has reported on it since."""
     num_waits: int = 0
     """How often it waited for the head that names its plan."""
 

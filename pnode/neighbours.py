@@ -16,7 +16,7 @@ from dcnr.ports import Clock
 from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from membership.node import Membership
-from pnode.duties import Say
+from pnode.placing import Say
 from trust.delegation import VerifiedDelegation
 from trust.records import open_advert
 

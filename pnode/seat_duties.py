@@ -20,8 +20,9 @@ from dcnr.ids import NodeId, check_name
 from dcnr.ports import Clock
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode.budget import Budget
-from pnode.duties import Duties, Say
+from pnode.duties import Duties
 from pnode.orders import HostingOptions
+from pnode.placing import Say
 from pnode.provision import Job, Provisioner
 from pnode.seat_manifests import SeatManifests
 from pnode.seating import FILE_GONE, LOADING, Held, Key, Told, Wanted, settle

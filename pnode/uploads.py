@@ -20,7 +20,7 @@ from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
 from dcnr.ids import Digest, NodeId, digest_of
 from dcnr.v1 import common_pb2, data_pb2, local_pb2, orchestrator_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
-from pnode.duties import Say
+from pnode.placing import Say
 from pnode.refusals import Refusals
 from pnode.snapshots import Held, Shelf, is_gone
 

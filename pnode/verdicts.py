@@ -21,9 +21,9 @@ from dcnr import limits
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import NodeId
 from dcnr.v1 import data_pb2, local_pb2, model_pb2
-from pnode.duties import Say
 from pnode.evidence import closed_in, folders_in, forget, left_in
 from pnode.home import read_whole
+from pnode.placing import Say
 from pnode.trail import MAX_MANIFESTS, Fetch
 from trust.envelope import parse_envelope
 from trust.late_draw import MAX_SPARED, SPARED_KEPT_S

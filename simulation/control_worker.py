@@ -98,6 +98,8 @@ class WorkerModel:
                     self._advance(replica)
                     self._exchange(replica)
                     self.snapshot(replica)
+                released = orchestrator_pb2.ASSIGNMENT_STATE_RELEASED
+                self._pnode.duties.worker_reported(orchestrator_pb2.ReplicaReport(replica=message.release.replica, state=released))
             case "head_seen":
                 self._head_seen_s = self._pnode.loop.time()
         return True

@@ -15,7 +15,7 @@ from dcnr.errors import Refused, Unavailable
 from dcnr.ids import NodeId
 from dcnr.intervals import IntervalSet
 from dcnr.limits import MIB
-from dcnr.v1 import identity_pb2, local_pb2, model_pb2
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode.authority import Source
 from pnode.budget import Budget, Limits
 from pnode.duties import Duties
@@ -45,15 +45,17 @@ class Supply:
         self.asked, self.come = asyncio.Event(), asyncio.Event()
         self.fails: Iterator[Exception] = iter(())
         self.places: list[tuple[str, list[str]]] = []
+        self.memory_bytes, self.num_jobs = 1, 0
 
     def placed(self, model: str, job_id: str, replicas: Iterable[str]) -> None:
         self.places.append((model, sorted(replicas)))
 
     async def job(self, desired: model_pb2.DesiredState, *, reads_data: bool = True) -> Job:
+        self.num_jobs += 1
         return self._job
 
     def cost(self, job: Job, vnode: str) -> ReplicaCost:
-        return ReplicaCost(1, 1, 1, 1, 1.0)
+        return ReplicaCost(1, self.memory_bytes, 1, 1, 1.0)
 
     async def state(self, *arguments: object, **named: object) -> tuple[StartingState, list[str]]:
         self.asked.set()
@@ -72,8 +74,9 @@ class Rig:
         self.supply, self.reads = Supply(root), asyncio.Event()
         self.reads.set()
         self.told: list[local_pb2.ToWorker] = []
+        self.budget = Budget(Limits(1, 1024 * MIB, MIB, 0))
         self.duties = Duties(
-            node_id=ME, policy=lambda: POLICY, home=home, provisioner=self._any(self.supply), budget=Budget(Limits(1, 1024 * MIB, MIB, 0)),
+            node_id=ME, policy=lambda: POLICY, home=home, provisioner=self._any(self.supply), budget=self.budget,
             heads=HeadCheck(policy=lambda: POLICY, orchestrators=self._any(nobody), rule=AddressRule),
             options=HostingOptions(threads=1, spool_bytes=0, free_disk_bytes=lambda: MIB), send=self._send, hosted_changed=lambda: None,
             say=lambda kind, subject, reason: None, clock=self._any(None), group=group,
@@ -92,8 +95,8 @@ class Rig:
         content = model_pb2.Head(network_id=POLICY.network_id, model=MODEL, epoch=1, holder=HOLDER.node_id, sequence=1)
         await self.duties.head_received(seal(identity_pb2.DOMAIN_HEAD, content, HOLDER), Source.OWN_GET)
 
-    async def desire(self, sequence: int, *, halted: bool, placed: bool = True) -> None:
-        assignment = model_pb2.DesiredAssignment(vnode="a", replica=REPLICA, role=model_pb2.ROLE_PRIMARY)
+    async def desire(self, sequence: int, *, halted: bool = False, placed: bool = True, replica: str = REPLICA) -> None:
+        assignment = model_pb2.DesiredAssignment(vnode=replica.partition(".")[0], replica=replica, role=model_pb2.ROLE_PRIMARY)
         state = model_pb2.DesiredState(
             network_id=POLICY.network_id, model=MODEL, job_id=JOB, epoch=1, holder=HOLDER.node_id, sequence=sequence, pnode_id=ME,
             halted=halted, assignments=[assignment] if placed else [],
@@ -142,7 +145,7 @@ def test_what_was_desired_while_a_replica_was_provisioned_reaches_the_worker(tmp
 def test_a_provisioning_tried_again_begins_with_what_is_desired_by_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    monkeypatch.setattr("pnode.duties.RETRY_FIRST_S", 0.001)
+    monkeypatch.setattr("pnode.placing.RETRY_FIRST_S", 0.001)
 
     async def story() -> None:
         async with asyncio.TaskGroup() as group:
@@ -198,5 +201,77 @@ def test_the_newest_desired_state_has_the_last_word_where_the_worker_takes_order
             await asyncio.wait({older, newer})
             await until(rig.is_provisioned)
             assert [item.assignment.replica for item in rig.duties.hosted] == [REPLICA]
+
+    asyncio.run(story())
+
+
+def report(replica: str, state: orchestrator_pb2.AssignmentState.ValueType) -> orchestrator_pb2.ReplicaReport:
+    return orchestrator_pb2.ReplicaReport(replica=replica, state=state)
+
+
+@pytest.mark.parametrize("end", ["released", "worker down", "named no more"])
+def test_what_leaves_is_in_memory_until_it_has_ended_and_its_successor_waits(tmp_path: Path, end: str) -> None:
+    """There is room for one replica: both at once would be twice what the volunteer lends, for as long as handing over takes."""
+    active, releasing, released = (
+        orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, orchestrator_pb2.ASSIGNMENT_STATE_RELEASING, orchestrator_pb2.ASSIGNMENT_STATE_RELEASED,
+    )  # fmt: skip
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            rig = Rig(tmp_path, group)
+            rig.supply.memory_bytes = rig.budget.usable_memory_bytes
+            rig.supply.come.set()
+            await rig.head()
+            await rig.desire(1)
+            await until(rig.is_provisioned)
+            rig.duties.worker_reported(report(REPLICA, active))
+            await rig.desire(2, replica="b.1")
+            await until(lambda: "memory is being freed, of a.1" in rig.duties.hosted[0].reason)
+            rig.duties.worker_reported(report(REPLICA, releasing))
+            rig.duties.worker_knows({REPLICA})
+            await asyncio.sleep(0)
+            assert rig.budget.free_memory_bytes == 0
+            assert [order.assignment.replica for order in rig.orders()] == [REPLICA]
+            if end == "released":
+                rig.duties.worker_reported(report(REPLICA, released))
+            elif end == "named no more":
+                rig.duties.worker_knows(set())
+            else:
+                rig.duties.worker_down("it ended")
+                await rig.duties.worker_up()
+            await until(rig.is_provisioned)
+            assert [order.assignment.replica for order in rig.orders()] == [REPLICA, "b.1"]
+            assert set(rig.budget.reserved) == {"b.1"}
+
+    asyncio.run(story())
+
+
+def test_one_that_the_worker_never_heard_of_leaves_its_room_at_once(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            rig = Rig(tmp_path, group)
+            await rig.head()
+            await rig.desire(1)
+            await rig.supply.asked.wait()
+            await rig.desire(2, placed=False)
+            assert rig.budget.reserved == {}
+
+    asyncio.run(story())
+
+
+def test_a_replica_that_comes_back_keeps_its_room_when_its_former_life_ends(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            rig = Rig(tmp_path, group)
+            rig.supply.come.set()
+            await rig.head()
+            await rig.desire(1)
+            await until(rig.is_provisioned)
+            await rig.desire(2, placed=False)
+            assert set(rig.budget.reserved) == {REPLICA}
+            await rig.desire(3)
+            await until(rig.is_provisioned)
+            rig.duties.worker_reported(report(REPLICA, orchestrator_pb2.ASSIGNMENT_STATE_RELEASED))
+            assert set(rig.budget.reserved) == {REPLICA}
 
     asyncio.run(story())
