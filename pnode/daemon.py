@@ -243,7 +243,7 @@ class Daemon:
         self._duties = Duties(
             node_id=self._key.node_id, policy=self._present, home=self._home, provisioner=provisioner, budget=self._budget,
             heads=HeadCheck(policy=self._present, orchestrators=self._orchestrators, rule=self._rule), options=options,
-            send=self._send, hosted_changed=self._news.set, say=self.journal.say, clock=self._clock, group=group,
+            send=self._send, hosted_changed=self._news.set, say=self.journal.say, clock=self._clock, group=group, resting=lambda: self._telling.resting(),
         )  # fmt: skip
         self._job = lambda: desired.job_id if (desired := self._duties.term()[2]) is not None else ""
         asked = Asked(

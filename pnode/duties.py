@@ -33,18 +33,18 @@ DISK_RETRY_S = 2.0
 
 
 class Duties:
-    """All models of this PNode. Methods are called from one event loop only."""
+    """All models of this PNode. Methods are called from one event loop only. ``resting``: why nothing new is hosted now, or empty."""
 
     def __init__(
         self, *, node_id: NodeId, policy: Callable[[], NetworkPolicy], home: Home, provisioner: Provisioner, budget: Budget,
         heads: HeadCheck, options: HostingOptions, send: Callable[[local_pb2.ToWorker], Awaitable[bool]],
-        hosted_changed: Callable[[], None], say: Say, clock: Clock, group: asyncio.TaskGroup,
+        hosted_changed: Callable[[], None], say: Say, clock: Clock, group: asyncio.TaskGroup, resting: Callable[[], str] = str,
     ) -> None:  # fmt: skip
         self._node_id, self._policy, self._home = node_id, policy, home
         self._provisioner, self._budget, self._heads, self._leaving = provisioner, budget, heads, Leaving(budget)
         self._send, self._hosted_changed, self._say, self._clock, self._group = send, hosted_changed, say, clock, group
         orders = Orders(home, options, lambda: self._policy().audits_drawn)
-        self._placing = Placing(node_id, policy, provisioner, budget, orders, self._leaving, send, hosted_changed, say)
+        self._placing = Placing(node_id, policy, provisioner, budget, orders, self._leaving, send, hosted_changed, say, resting)
         self._models = Models(node_id, policy, self._forgotten)
         self._reconciling, self._stopping = asyncio.Lock(), False
 

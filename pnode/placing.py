@@ -29,7 +29,7 @@ Say = Callable[[str, str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """One per daemon."""
+    """One per daemon. ``resting``: why nothing new is hosted now, or empty."""
 
     node_id: NodeId
     policy: Callable[[], NetworkPolicy]
@@ -40,6 +40,7 @@ class Placing:
     send: Callable[[local_pb2.ToWorker], Awaitable[bool]]
     hosted_changed: Callable[[], None]
     say: Say
+    resting: Callable[[], str]
 
     async def provision(self, entry: Model, hosted: Hosted) -> None:
         """Returns once the worker is told to host it, or it is refused."""
@@ -67,6 +68,8 @@ class Placing:
     async def _host(self, entry: Model, hosted: Hosted) -> model_pb2.DesiredState:
         desired, assignment = entry.desired, hosted.assignment
         assert desired is not None
+        if why := self.resting():
+            raise Unavailable(why, code="resting")
         job = await self.provisioner.job(desired)
         cost = self.provisioner.cost(job, assignment.vnode)
         wanted, used = self.orders.reservation(cost, assignment), await self.orders.options.used_disk_bytes()

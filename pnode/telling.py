@@ -134,13 +134,12 @@ class Telling:
 
     def capability(self) -> membership_pb2.Capability:
         """What is lent now."""
-        accepts_work = not (self.now.draining or self.pausing.is_paused)
         return capability_of(
             self.budget.allowed,
             self.budget,
             self.speed.of(self.machine, is_idle=not self.duties.hosted, now_s=self.clock.monotonic()),
             device=self.now.worker.device,
-            accepts_work=accepts_work,
+            accepts_work=not self.resting(),
             device_name=self.now.worker.device_name,
             device_gflops=self.now.worker.device_gflops,
             relay_mbit=self.now.relay_mbit,
@@ -152,6 +151,12 @@ class Telling:
         worker = self.now.worker
         cores = worker.load.cores(self.clock.monotonic()) if worker.alive else 0.0
         return None if cores is None else membership_pb2.Load(cores=cores)
+
+    def resting(self) -> str:
+        """Why this machine is to begin nothing, whatever its worker does; empty where it may."""
+        if self.pausing.is_paused:
+            return self.pausing.reason
+        return "this machine hands its work over and stops" if self.now.draining else ""
 
     def takes_no_work(self) -> str:
         """Why this machine takes nothing new now; empty where it does."""

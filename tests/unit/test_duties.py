@@ -74,12 +74,14 @@ class Rig:
         self.supply, self.reads = Supply(root), asyncio.Event()
         self.reads.set()
         self.told: list[local_pb2.ToWorker] = []
+        self.resting = ""
         self.budget = Budget(Limits(1, 1024 * MIB, MIB, 0))
         self.duties = Duties(
             node_id=ME, policy=lambda: POLICY, home=home, provisioner=self._any(self.supply), budget=self.budget,
             heads=HeadCheck(policy=lambda: POLICY, orchestrators=self._any(nobody), rule=AddressRule),
             options=HostingOptions(threads=1, spool_bytes=0, free_disk_bytes=lambda: MIB), send=self._send, hosted_changed=lambda: None,
             say=lambda kind, subject, reason: None, clock=self._any(None), group=group,
+            resting=lambda: self.resting,
         )  # fmt: skip
 
     @staticmethod
@@ -273,5 +275,27 @@ def test_a_replica_that_comes_back_keeps_its_room_when_its_former_life_ends(tmp_
             await until(rig.is_provisioned)
             rig.duties.worker_reported(report(REPLICA, orchestrator_pb2.ASSIGNMENT_STATE_RELEASED))
             assert set(rig.budget.reserved) == {REPLICA}
+
+    asyncio.run(story())
+
+
+def test_a_paused_machine_fetches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States of gigabytes, tried again every few seconds, for work that its owner does not want now."""
+    monkeypatch.setattr("pnode.placing.RETRY_FIRST_S", 0.001)
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            rig = Rig(tmp_path, group)
+            rig.resting = "paused by its owner until it is resumed"
+            rig.supply.come.set()
+            await rig.head()
+            await rig.desire(1)
+            await until(lambda: rig.duties.hosted[0].reason == rig.resting)
+            assert not rig.supply.asked.is_set()
+            assert rig.supply.num_jobs == 0
+            rig.resting = ""
+            await until(rig.is_provisioned)
+            assert rig.supply.asked.is_set()
+            assert [order.assignment.replica for order in rig.orders()] == [REPLICA]
 
     asyncio.run(story())
