@@ -15,11 +15,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dcnr import limits
 from dcnr.errors import InvalidInput
 
 Indices = NDArray[np.int64]
 KEPT_ORDERS: Final = 8
 """Shard permutations kept in memory: consecutive batches need the same one or two."""
+KEPT_SAMPLES: Final = 2 * limits.MAX_SHARD_SAMPLES
+"""Of all those together, unless a batch alone needs more."""
 
 
 def permutation(num: int, *key: object) -> Indices:
@@ -76,7 +79,9 @@ class BatchIndex:
         key = (passed, shard)
         if (order := self._orders.get(key)) is None:
             order = self._orders[key] = permutation(self._counts[shard], "samples", self._seed, passed, shard)
-            if len(self._orders) > KEPT_ORDERS:
+            while len(self._orders) > KEPT_ORDERS or (
+                len(self._orders) > 1 and sum(map(len, self._orders.values())) > KEPT_SAMPLES
+            ):
                 self._orders.popitem(last=False)
         self._orders.move_to_end(key)
         return order

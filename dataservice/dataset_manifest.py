@@ -25,6 +25,7 @@ MAX_SHARDS: Final = 1_000_000
 MAX_MANIFEST_BYTES: Final = 32 * limits.MIB
 MAX_SAMPLES: Final = 2**40
 MAX_TEXT_CHARS: Final = 4096
+_CUT: Final = "cut it into smaller shards, as `dcnr data stage` does"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +157,15 @@ def check_manifest(manifest: DatasetManifest) -> None:
         _require(0 < count <= MAX_SAMPLES, f"split {split} has {count} samples")
         cuts = {tuple((shard.first, shard.count) for shard in manifest.shards[field, split]) for field in manifest.fields}
         _require(len(cuts) == 1, f"the fields of split {split} are cut differently")
-        expected = 0
+        expected, (widest, field) = 0, max((spec.stored_bytes_per_sample, name) for name, spec in manifest.fields.items())
         for first, size in cuts.pop():
             _require(first == expected and size > 0, f"the shards of split {split} leave a gap or overlap")
+            what = f"the shard of split {split} from sample {first} on has"
+            _require(size <= limits.MAX_SHARD_SAMPLES, f"{what} {size} samples, more than {limits.MAX_SHARD_SAMPLES}: {_CUT}")
+            _require(
+                size * widest <= limits.MAX_OBJECT_BYTES,
+                f"{what} {size * widest} bytes of {field}, more than {limits.MAX_OBJECT_BYTES}: {_CUT}",
+            )
             expected += size
         _require(expected == count, f"the shards of split {split} hold {expected} samples, not {count}")
     _require(len(manifest.shards) == len(manifest.fields) * len(manifest.splits), "shards of unknown fields")

@@ -41,6 +41,8 @@ MAX_PLAN_BYTES: Final = 4 * MIB
 MAX_MANIFEST_BYTES: Final = 4 * MIB
 MAX_OBJECT_BYTES: Final = 4 * 1024 * MIB
 """Largest single object (state or shard) that a grant may name."""
+MAX_SHARD_SAMPLES: Final = 2**24
+"""Of one shard of a data set, twice what staging makes of samples of one byte: a worker holds the order of a few shards, eight bytes a sample."""
 MAX_SAFETENSORS_HEADER_BYTES: Final = 1 * MIB
 
 # What PNodes write into the store, in bytes an hour; half an hour's at once

@@ -219,6 +219,45 @@ def test_damaged_manifests_are_refused() -> None:
             parse_manifest(data)
 
 
+@pytest.mark.parametrize(
+    ("count", "shape", "why"),
+    [
+        (2**33, [], r"split train from sample 0 on has 8589934592 samples, more than 16777216: cut it into smaller shards, as `dcnr data stage`"),
+        (2**24, [300], r"split train from sample 0 on has 5033164800 bytes of x, more than 4294967296: cut it into smaller shards"),
+    ],
+    ids=["samples", "bytes"],
+)  # fmt: skip
+def test_a_shard_that_no_machine_could_put_in_order_is_refused(count: int, shape: list[int], why: str) -> None:
+    """Less than a kilobyte of manifest asked every worker for 64 GiB, before the first batch."""
+    fields = {
+        name: {
+            "dtype": "uint8",
+            "shape": shape if name == "x" else [],
+            "stored": "uint8",
+            "scale": 1.0,
+            "offset": 0.0,
+            "num_classes": 0,
+        }
+        for name in ("x", "y")
+    }
+    shards = {field: {"train": [["0" * 64, 0, count]]} for field in fields}
+    content = {
+        "format": 1, "name": "d", "version": 1, "fields": fields, "splits": {"train": count}, "shards": shards, "licence": "CC0", "source": "s",
+    }  # fmt: skip
+    data = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    assert len(data) < 1000
+    with pytest.raises(Corrupt, match=why):
+        parse_manifest(data)
+
+
+def test_orders_of_large_shards_are_not_kept_beside_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataservice.batches.KEPT_SAMPLES", 25)
+    index = BatchIndex(1, [10] * 6, 10, 1)
+    everything = np.concatenate([index.indices(batch) for batch in range(6)])
+    assert sorted(everything) == list(range(60))
+    assert sum(map(len, index._orders.values())) <= 25
+
+
 def test_a_shard_of_the_wrong_size_or_class_is_named(tmp_path: Path) -> None:
     store, manifest = staged()
     ref = manifest.shards_of("label", "test")[0]
