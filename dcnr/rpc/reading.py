@@ -43,7 +43,7 @@ class Reading:
             raise Unavailable("too many messages come slowly", code="slow_messages") from None
         finally:
             late.over()
-        if message is aio.EOF:
+        if message is aio.EOF:  # type: ignore[attr-defined]  # not in the stubs
             raise InvalidInput("there is no message", code="malformed_message", remedy="send what the contract says")
         return message
 
