@@ -3,20 +3,27 @@
 Only what a manifest names counts, never a report: reports say what a replica claims or waits for. A replica that waits for others, or for the audit of what
 it did, and has brought everything that it claims, is not to blame. Time is counted only while this orchestrator decides, so that a store that was away accuses
 nobody.
+
+A primary that does not come to work at all, whether its PNode says why or not, has as long as its state takes to get there, twice over, and `NEVER_S` at
+least. That is what a download or a restore takes that goes on; whoever waits for room on its disk, or for something that only it cannot reach, waits no longer
+than this where somebody else could do the work. A machine whose owner has paused it, that leaves, or that is out of reach, is no matter of patience: plans
+place nothing there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from dcnr import limits
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.observing import NEVER_S
 from orchestrator.offers import PLACEABLE, NodeOffer
 from orchestrator.planning import tempo_of
 from orchestrator.progress import Report, lineage_of
+from orchestrator.silence import NodeRecord
 from orchestrator.view import ModelView
 
 PATIENCE_S: Final = 120.0
@@ -24,7 +31,9 @@ PATIENCE_S: Final = 120.0
 PATIENCE_CHECKPOINTS: Final = 4.0
 USELESS_FOR_S: Final = 600.0
 """A node that did not contribute is not asked again for so long."""
-WORKING: Final = frozenset((model_pb2.JOB_STATE_RUNNING, model_pb2.JOB_STATE_SETTLING))
+LONGEST_PROVISION_S: Final = 7200.0
+"""What a node says of its line gives nobody longer than this to come to work."""
+LOOKED_AT: Final = frozenset((model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING, model_pb2.JOB_STATE_SETTLING))
 MAX_STEP_S: Final = 2.0
 """Two looks further apart than this say that this orchestrator did something else meanwhile."""
 
@@ -36,12 +45,15 @@ class Useless:
     node_id: str
     replica: str
     reason: str
+    came_to_work: bool = True
 
 
 @dataclass(slots=True)
 class _Stint:
     num_durable: int
     idle_s: float = 0.0
+    away_s: float = 0.0
+    """Not at work; what it is at work pays for it, so that nobody begins anew with every visit."""
 
 
 class Contributions:
@@ -52,41 +64,47 @@ class Contributions:
         self._useless: dict[str, tuple[float, str]] = {}
         self._looked_at: float | None = None
 
-    def look(self, view: ModelView, report: Report, now: float, now_wall: float) -> list[Useless]:
+    def look(self, view: ModelView, report: Report, nodes: Mapping[str, NodeRecord], now: float, now_wall: float) -> list[Useless]:
         """Counts the time since the last look; returns who is found to be of no use now. What is not due yet by the job's tempo nobody owes."""
-        if (
-            view.job is None
-            or view.plan is None
-            or view.head.active.state not in WORKING
-            or view.plan.job_id != view.head.active.job_id
-        ):
+        plan, job, active = view.plan, view.job, view.head.active
+        if job is None or plan is None or active.state not in LOOKED_AT or plan.job_id != active.job_id:
             return []
-        durable, checkpoint_s = view.durable(view.plan.job_id), view.job.request.checkpoint_s or limits.CHECKPOINT_S
+        durable, checkpoint_s = view.durable(plan.job_id), job.request.checkpoint_s or limits.CHECKPOINT_S
         step_s = min(MAX_STEP_S, now - self._looked_at) if self._looked_at is not None else 0.0
         self._looked_at = now
         patience_s = max(PATIENCE_S, PATIENCE_CHECKPOINTS * checkpoint_s)
-        tempo = tempo_of(view.plan)
-        num_due = min(view.job.num_batches, tempo.end(now_wall)) if tempo is not None else view.job.num_batches
+        tempo = tempo_of(plan)
+        num_due = min(job.num_batches, tempo.end(now_wall)) if tempo is not None else job.num_batches
         audited = {one.replica for one in view.chain.open_intervals()} if view.chain is not None else set[str]()
+        sizes = {cost.vnode: cost.state_bytes for cost in job.costs}
         stints: dict[tuple[str, str], _Stint] = {}
         found: list[Useless] = []
-        for item in view.plan.assignments:
+        for item in plan.assignments:
             if item.role != model_pb2.ROLE_PRIMARY:
                 continue
-            key, held = (item.vnode, item.pnode_id), durable.get(item.vnode, IntervalSet.empty())
+            key, held, said = (item.vnode, item.pnode_id), durable.get(item.vnode, IntervalSet.empty()), report(item)
             stint = stints[key] = self._stints.get(key) or _Stint(len(held))
             if len(held) < stint.num_durable:
                 stint.num_durable = len(held)  # it went back
             elif len(held) > stint.num_durable:
-                stint.num_durable, stint.idle_s = len(held), 0.0
-            elif _owes(report(item), held, num_due, is_audited=item.replica in audited):
+                stint.num_durable, stint.idle_s, stint.away_s = len(held), 0.0, 0.0
+            elif active.state != model_pb2.JOB_STATE_PLACING and _owes(said, held, num_due, is_audited=item.replica in audited):
                 stint.idle_s += step_s
+            if said is not None and said.state == orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE:
+                stint.away_s = max(0.0, stint.away_s - step_s)
+            elif _should_work(item, said, nodes.get(item.pnode_id)):
+                stint.away_s += step_s
+            provision_s = _provision_s(sizes.get(item.vnode, 0), nodes.get(item.pnode_id))
             if stint.idle_s >= patience_s:
                 stint.idle_s = 0.0
                 reason = f"{item.replica} says that it works, but no checkpoint of it has brought anything for {patience_s:.0f} s"
-                self._useless[item.pnode_id] = (now, reason)
                 found.append(Useless(item.pnode_id, item.replica, reason))
+            elif stint.away_s >= provision_s:
+                stint.away_s = 0.0
+                reason = f"{item.replica} has not come to work for {provision_s:.0f} s: {_why_away(said)}"
+                found.append(Useless(item.pnode_id, item.replica, reason, came_to_work=False))
         self._stints = stints
+        self._useless.update((one.node_id, (now, one.reason)) for one in found)
         return found
 
     def judged(self, offers: Sequence[NodeOffer], now: float) -> tuple[NodeOffer, ...]:
@@ -109,3 +127,24 @@ def _owes(report: orchestrator_pb2.ReplicaReport | None, durable: IntervalSet, n
         return False
     waits = is_audited or bool(report.held_back_by) or any(need.from_replica for need in report.needs)
     return bool(lineage_of(report) - durable) or (not waits and bool(IntervalSet.span(0, num_due) - durable))
+
+
+def _should_work(item: model_pb2.Assignment, report: orchestrator_pb2.ReplicaReport | None, record: NodeRecord | None) -> bool:
+    """Whether a primary that is not at work could be: its PNode beats and takes work, has not said that it cannot, and it does not hand over."""
+    if record is None or record.judgement.state not in PLACEABLE or not record.capability.accepts_work or item.hands_over_to:
+        return False
+    return report is None or report.state != orchestrator_pb2.ASSIGNMENT_STATE_FAILED
+
+
+def _provision_s(state_bytes: int, record: NodeRecord | None) -> float:
+    """How long a primary may take to come to work: twice what its state takes over the node's line."""
+    downlink_mbit = record.capability.downlink_mbit if record is not None else 0.0
+    state_s = state_bytes * 8 / (downlink_mbit * 1e6) if downlink_mbit > 0.0 else 0.0
+    return min(LONGEST_PROVISION_S, max(NEVER_S, 2 * state_s))
+
+
+def _why_away(report: orchestrator_pb2.ReplicaReport | None) -> str:
+    if report is None:
+        return "its PNode says nothing of it"
+    state = orchestrator_pb2.AssignmentState.Name(report.state).removeprefix("ASSIGNMENT_STATE_").lower()
+    return f"{state}, {report.reason}" if report.reason else state

@@ -148,9 +148,11 @@ class Decider:
             self._tell(change, view)
             self.wake.fire()
         elif view.head.active.job_id:
-            for item in self._contributions.look(view, reports_of(self._inventory, now), now, self._clock.wall()):
+            reports, nodes = reports_of(self._inventory, now), self._inventory.nodes()
+            for item in self._contributions.look(view, reports, nodes, now, self._clock.wall()):
                 self._history.say("node_not_useful", item.node_id, item.reason, replica=item.replica)
-                self._observer.brought_nothing(item.node_id, item.replica, item.reason)
+                if item.came_to_work:  # that one did not is in the books already
+                    self._observer.brought_nothing(item.node_id, item.replica, item.reason)
                 self._nodes_changed.fire()
             await self._plan(view, term, now)
             await self._manifest(view, now)

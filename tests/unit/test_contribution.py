@@ -1,22 +1,34 @@
-"""Goal: a PNode is judged by what manifests come to name, never by its word; whoever waits for others or is the only one there is not sent away."""
+"""Goal: a PNode is judged by what manifests come to name, never by its word; whoever waits for others or is the only one there is not sent away, and who
+does not come to work keeps nobody waiting for ever.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.chain import Chain
-from orchestrator.contribution import PATIENCE_S, Contributions
+from orchestrator.contribution import LONGEST_PROVISION_S, PATIENCE_S, Contributions
+from orchestrator.costs import StageCost
 from orchestrator.jobs import intervals_message
+from orchestrator.observing import NEVER_S
 from orchestrator.offers import NodeOffer
+from orchestrator.silence import Judgement, NodeRecord
 from orchestrator.view import JobFacts, ModelView
 from trust.folding import Chronicle
 from trust.ledger import Interval, Ledger, Named, Verdict
 
 ACTIVE = orchestrator_pb2.NODE_STATE_ACTIVE
 QUARANTINED = orchestrator_pb2.NODE_STATE_QUARANTINED
+PLACING, RUNNING = model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING
+REQUESTED, PROVISIONING, FAILED = (
+    orchestrator_pb2.ASSIGNMENT_STATE_REQUESTED, orchestrator_pb2.ASSIGNMENT_STATE_PROVISIONING, orchestrator_pb2.ASSIGNMENT_STATE_FAILED,
+)  # fmt: skip
 BATCHES = 100
+STATE_BYTES = 1_000_000_000
 
 
 def view(durable: int, state: model_pb2.JobState.ValueType = model_pb2.JOB_STATE_RUNNING) -> ModelView:
@@ -27,7 +39,8 @@ def view(durable: int, state: model_pb2.JobState.ValueType = model_pb2.JOB_STATE
     lineage = intervals_message(IntervalSet.span(0, durable))
     manifest.entries.add(vnode="v", working=[model_pb2.Checkpoint(vnode="v", job_id="j", lineage=lineage)])
     request = model_pb2.JobRequest(job_id="j", num_batches=BATCHES, checkpoint_s=1.0)
-    job = JobFacts(request, "0" * 64, model_pb2.ModelGraph(), b"", (), ())  # type: ignore[arg-type]
+    cost = StageCost("v", (), (), True, 1, 1.0, STATE_BYTES, 1, 1)
+    job = JobFacts(request, "0" * 64, model_pb2.ModelGraph(), b"", (), (cost,))
     return ModelView("m", head, b"", plan=plan, manifest=manifest, job=job)
 
 
@@ -44,11 +57,23 @@ def offer(name: str) -> NodeOffer:
     return NodeOffer(name, ACTIVE, "beats", 1.0, 1 << 30, 1 << 30, True)
 
 
-def found_after(seconds: float, said: orchestrator_pb2.ReplicaReport, shown: ModelView) -> tuple[list[str], Contributions]:
-    contributions, found = Contributions(), []
+def record(name: str = "a", state: orchestrator_pb2.NodeState.ValueType = ACTIVE, *, downlink_mbit: float = 0.0) -> NodeRecord:
+    made = NodeRecord(name, 0.0, judgement=Judgement(state, ""))
+    made.capability.accepts_work, made.capability.downlink_mbit = True, downlink_mbit
+    return made
+
+
+def found_after(
+    seconds: float, said: orchestrator_pb2.ReplicaReport | None, shown: ModelView, node: NodeRecord | None = None
+) -> tuple[list[str], Contributions]:
+    contributions, found, nodes = Contributions(), [], {"a": node or record()}
     for second in range(int(seconds) + 1):
-        found += [item.node_id for item in contributions.look(shown, lambda item: said, float(second), 0.0)]
+        found += [item.node_id for item in contributions.look(shown, lambda item: said, nodes, float(second), 0.0)]
     return found, contributions
+
+
+def at(state: orchestrator_pb2.AssignmentState.ValueType) -> orchestrator_pb2.ReplicaReport:
+    return orchestrator_pb2.ReplicaReport(replica="v.1", state=state, reason="disk_trouble")
 
 
 def test_who_claims_and_brings_nothing_is_found_out_and_others_take_its_place() -> None:
@@ -100,11 +125,57 @@ def test_each_new_checkpoint_begins_the_wait_anew() -> None:
     contributions, found = Contributions(), []
     for second in range(int(3 * PATIENCE_S)):
         shown = view(1 + second // int(PATIENCE_S / 2))
-        found += contributions.look(shown, lambda item: report(BATCHES), float(second), 0.0)
+        found += contributions.look(shown, lambda item: report(BATCHES), {}, float(second), 0.0)
     assert found == []
 
 
 def test_time_in_which_this_orchestrator_did_not_look_does_not_count() -> None:
     contributions = Contributions()
-    assert contributions.look(view(0), lambda item: report(BATCHES), 0.0, 0.0) == []
-    assert contributions.look(view(0), lambda item: report(BATCHES), 10 * PATIENCE_S, 0.0) == []
+    assert contributions.look(view(0), lambda item: report(BATCHES), {}, 0.0, 0.0) == []
+    assert contributions.look(view(0), lambda item: report(BATCHES), {}, 10 * PATIENCE_S, 0.0) == []
+
+
+@pytest.mark.parametrize("state", [PLACING, RUNNING])
+@pytest.mark.parametrize("said", [None, at(REQUESTED), at(PROVISIONING)], ids=["no report", "requested", "provisioning"])
+def test_who_never_comes_to_work_is_found_out(
+    said: orchestrator_pb2.ReplicaReport | None, state: model_pb2.JobState.ValueType
+) -> None:
+    """Its disk is full, or it does not obey: the job stood still without any deadline, with others idle beside it."""
+    assert found_after(NEVER_S - 1, said, view(0, state))[0] == []
+    found, contributions = found_after(NEVER_S + 1, said, view(0, state))
+    assert found == ["a"]
+    judged = contributions.judged([offer("a"), offer("b")], NEVER_S + 2)
+    assert "has not come to work" in judged[0].reason
+    assert ("disk_trouble" if said is not None else "says nothing") in judged[0].reason
+
+
+def test_a_state_that_takes_long_to_get_there_has_the_time_and_no_word_of_a_slow_line_gives_more_than_hours() -> None:
+    slow = record(downlink_mbit=20.0)  # 400 s for the state
+    assert found_after(799, at(PROVISIONING), view(0), slow)[0] == []
+    assert found_after(801, at(PROVISIONING), view(0), slow)[0] == ["a"]
+    assert found_after(LONGEST_PROVISION_S + 1, at(PROVISIONING), view(0), record(downlink_mbit=1e-6))[0] == ["a"]
+
+
+def test_who_cannot_come_to_work_now_is_a_matter_of_plans() -> None:
+    paused, gone = record(), record(state=orchestrator_pb2.NODE_STATE_SUSPECT)
+    paused.capability.accepts_work = False
+    for node in (paused, gone):
+        assert found_after(3 * NEVER_S, at(PROVISIONING), view(0), node)[0] == []
+    assert found_after(3 * NEVER_S, at(FAILED), view(0))[0] == [], "it is placed elsewhere at once"
+    leaving = view(0)
+    assert leaving.plan is not None
+    leaving.plan.assignments[0].hands_over_to = "b"
+    assert found_after(3 * NEVER_S, at(orchestrator_pb2.ASSIGNMENT_STATE_RELEASED), leaving)[0] == []
+
+
+def test_a_visit_at_work_does_not_begin_the_wait_anew_and_work_does() -> None:
+    contributions, found = Contributions(), []
+    for second in range(int(1.1 * NEVER_S)):
+        said = report(0, source="u.1") if second % 100 == 99 else at(PROVISIONING)
+        found += contributions.look(view(0), lambda item, said=said: said, {"a": record()}, float(second), 0.0)  # type: ignore[misc]
+    assert [item.came_to_work for item in found] == [False]
+    contributions, found = Contributions(), []
+    for second in range(int(4 * NEVER_S)):
+        said = report(0, source="u.1") if second // 200 % 2 else at(PROVISIONING)
+        found += contributions.look(view(0), lambda item, said=said: said, {"a": record()}, float(second), 0.0)  # type: ignore[misc]
+    assert found == []
