@@ -30,7 +30,7 @@ PATIENCE_S: Final = 120.0
 """A replica may be without contribution for this long, and for `PATIENCE_CHECKPOINTS` of its job's checkpoint intervals."""
 PATIENCE_CHECKPOINTS: Final = 4.0
 USELESS_FOR_S: Final = 600.0
-"""A node that did not contribute is not asked again for so long."""
+"""A node that did not contribute gets nothing new for so long where others fit."""
 LONGEST_PROVISION_S: Final = 7200.0
 """What a node says of its line gives nobody longer than this to come to work."""
 LOOKED_AT: Final = frozenset((model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING, model_pb2.JOB_STATE_SETTLING))
@@ -40,9 +40,10 @@ MAX_STEP_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Useless:
-    """A node that keeps a replica without contributing, with the reason for the event and the plan."""
+    """A node that keeps a VNode's primary without contributing, with the reason for the event and the plan."""
 
     node_id: str
+    vnode: str
     replica: str
     reason: str
     came_to_work: bool = True
@@ -61,7 +62,8 @@ class Contributions:
 
     def __init__(self) -> None:
         self._stints: dict[tuple[str, str], _Stint] = {}
-        self._useless: dict[str, tuple[float, str]] = {}
+        self._useless: dict[tuple[str, str], tuple[float, str]] = {}
+        """By node and VNode: when it was found, and why."""
         self._looked_at: float | None = None
 
     def look(self, view: ModelView, report: Report, nodes: Mapping[str, NodeRecord], now: float, now_wall: float) -> list[Useless]:
@@ -98,25 +100,22 @@ class Contributions:
             if stint.idle_s >= patience_s:
                 stint.idle_s = 0.0
                 reason = f"{item.replica} says that it works, but no checkpoint of it has brought anything for {patience_s:.0f} s"
-                found.append(Useless(item.pnode_id, item.replica, reason))
+                found.append(Useless(item.pnode_id, item.vnode, item.replica, reason))
             elif stint.away_s >= provision_s:
                 stint.away_s = 0.0
                 reason = f"{item.replica} has not come to work for {provision_s:.0f} s: {_why_away(said)}"
-                found.append(Useless(item.pnode_id, item.replica, reason, came_to_work=False))
+                found.append(Useless(item.pnode_id, item.vnode, item.replica, reason, came_to_work=False))
         self._stints = stints
-        self._useless.update((one.node_id, (now, one.reason)) for one in found)
+        self._useless.update(((one.node_id, one.vnode), (now, one.reason)) for one in found)
         return found
 
     def judged(self, offers: Sequence[NodeOffer], now: float) -> tuple[NodeOffer, ...]:
-        """The offers, in quarantine those that were found to be of no use lately; where nobody else is there that can build it, nobody is sent away."""
-        self._useless = {node: known for node, known in self._useless.items() if now - known[0] < USELESS_FOR_S}
-        if not any(item.state in PLACEABLE and not item.lacks and item.node_id not in self._useless for item in offers):
-            return tuple(offers)
-        return tuple(self._judged(item) for item in offers)
-
-    def _judged(self, offer: NodeOffer) -> NodeOffer:
-        known = self._useless.get(offer.node_id)
-        return replace(offer, state=orchestrator_pb2.NODE_STATE_QUARANTINED, reason=known[1]) if known is not None else offer
+        """The offers, with the VNodes to which the node was of no use lately. Whether others fit is the planner's to say (`orchestrator.displacing`)."""
+        self._useless = {key: known for key, known in self._useless.items() if now - known[0] < USELESS_FOR_S}
+        by_node: dict[str, dict[str, str]] = {}
+        for (node_id, vnode), (_, reason) in sorted(self._useless.items()):
+            by_node.setdefault(node_id, {})[vnode] = reason
+        return tuple(replace(item, useless=by_node[item.node_id]) if item.node_id in by_node else item for item in offers)
 
 
 def _owes(report: orchestrator_pb2.ReplicaReport | None, durable: IntervalSet, num_due: int, *, is_audited: bool) -> bool:

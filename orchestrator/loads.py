@@ -38,7 +38,7 @@ class Load:
     """Per batch of the job."""
     hosted: int = 0
     is_open: bool = False
-    """Whether it takes anything new."""
+    """Whether it gets anything new."""
     is_young: bool = False
     """In probation: it hosts little, and no only copy that somebody else can hold."""
     spool_bytes: int = 0
@@ -51,7 +51,7 @@ class Load:
     def offered(self, offer: NodeOffer, correction: float) -> None:
         """What the node offers now; its seats stay."""
         self.offer, self.correction = offer, correction
-        self.is_open = offer.state in PLACEABLE and offer.takes_work
+        self.is_open = offer.state in PLACEABLE and offer.takes_work and not offer.useless
         self.is_young = offer.state == orchestrator_pb2.NODE_STATE_PROBATION
         self.spool_bytes = spool_bytes(offer.disk_bytes)
         self.slowness = correction * seconds_per_flop(offer.gflops)

@@ -95,6 +95,8 @@ class NodeOffer:
     """Seconds per batch by VNode, as reported."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """VNodes that the node itself would not host, with its reason."""
+    useless: Mapping[str, str] = field(default_factory=dict)
+    """VNodes to which it was of no use lately, in words: those go elsewhere where another node fits, and the node gets nothing new while others do."""
     owner: str = ""
     """Whose machine it is; empty: not known."""
     subnet: str = ""

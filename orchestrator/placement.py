@@ -44,8 +44,9 @@ class Obstacle(IntEnum):
     SUBNET = 7
     REFUSED = 8
     LACKS = 9
-    NO_WORK = 10
-    STATE = 11
+    USELESS = 10
+    NO_WORK = 11
+    STATE = 12
 
 
 class Rejections:
@@ -138,6 +139,32 @@ def cannot_share(board: Board, cost: StageCost) -> str:
 
 def make_room(board: Board, cost: StageCost) -> Load | None:
     """Frees a node for a VNode that has no primary, by taking contributors and standbys of other VNodes off it; as few as possible."""
+    leaving = _in_the_way(board, cost)
+    for seat in leaving:
+        board.leave(seat)
+        board.unsettled.add(seat.cost.vnode)
+    return leaving[0].load if leaving else None
+
+
+def has_place(board: Board, cost: StageCost) -> bool:
+    """Whether a VNode that has no primary would get one, on a node that fits or that can be freed."""
+    return best(board, cost, model_pb2.ROLE_PRIMARY, None) is not None or bool(_in_the_way(board, cost))
+
+
+def last_resort(board: Board, cost: StageCost) -> Load | None:
+    """Where nobody else fits: a node that was of no use lately and would fit otherwise, that least of which was of none to this VNode."""
+    siblings, needed = _siblings(board, cost), _needed(board, cost)
+    fit = [
+        load
+        for load in board.loads.values()
+        if load.offer.useless and _closed(load) is Obstacle.USELESS
+        and _misfit(board, cost, model_pb2.ROLE_PRIMARY, load, siblings, needed) in (Obstacle.NONE, Obstacle.ONLY_COPY)
+    ]  # fmt: skip
+    return min(fit, key=lambda load: (cost.vnode in load.offer.useless, load.seconds, load.offer.node_id), default=None)
+
+
+def _in_the_way(board: Board, cost: StageCost) -> list[Seat]:
+    """The fewest contributors and standbys of other VNodes, all of one node, without which that would fit; empty where there are none such."""
     siblings, needed = _siblings(board, cost), _needed(board, cost)
     by_node: dict[str, list[Seat]] = {}
     for seat in board.helpers:
@@ -156,13 +183,7 @@ def make_room(board: Board, cost: StageCost) -> Load | None:
             if memory >= needed and disk >= load.disk(cost):
                 found.append((len(leaving), load.step_s(cost), node_id, leaving))
                 break
-    if not found:
-        return None
-    _, _, node_id, leaving = min(found, key=lambda item: item[:3])
-    for seat in leaving:
-        board.leave(seat)
-        board.unsettled.add(seat.cost.vnode)
-    return board.loads[node_id]
+    return min(found, key=lambda item: item[:3])[3] if found else []
 
 
 def _siblings(board: Board, cost: StageCost) -> _Siblings:
@@ -258,8 +279,13 @@ def _needed(board: Board, cost: StageCost) -> int:
 def _obstacle(
     board: Board, cost: StageCost, role: model_pb2.Role.ValueType, load: Load, siblings: _Siblings, needed: int
 ) -> Obstacle:
-    if not load.is_open:
-        return _closed(load)
+    return _misfit(board, cost, role, load, siblings, needed) if load.is_open else _closed(load)
+
+
+def _misfit(
+    board: Board, cost: StageCost, role: model_pb2.Role.ValueType, load: Load, siblings: _Siblings, needed: int
+) -> Obstacle:
+    """The obstacle at a node that would take something new."""
     if load.offer.refused and cost.vnode in load.offer.refused:
         return Obstacle.REFUSED
     if load.offer.node_id in siblings.nodes:
@@ -285,6 +311,8 @@ def _told(board: Board, cost: StageCost, load: Load, obstacle: Obstacle) -> str:
             return f"{orchestrator_pb2.NodeState.Name(offer.state).removeprefix('NODE_STATE_').lower()}: {offer.reason}"
         case Obstacle.LACKS:
             return offer.lacks
+        case Obstacle.USELESS:
+            return f"of no use lately: {offer.useless.get(cost.vnode) or next(iter(offer.useless.values()))}"
         case Obstacle.NO_WORK:
             return "takes no work at the moment"
         case Obstacle.REFUSED:
@@ -355,7 +383,9 @@ def scored(load: Load) -> str:
 def _closed(load: Load) -> Obstacle:
     if load.offer.state not in PLACEABLE:
         return Obstacle.STATE
-    return Obstacle.LACKS if load.offer.lacks else Obstacle.NO_WORK
+    if load.offer.lacks:
+        return Obstacle.LACKS
+    return Obstacle.USELESS if load.offer.useless and load.offer.accepts_work else Obstacle.NO_WORK
 
 
 def _mib(size_bytes: int) -> int:

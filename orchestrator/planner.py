@@ -1,9 +1,10 @@
 """The planner: a pure function from (policy, nodes, stages, what is placed and lives) to a plan that says where every replica is and why.
 
-Equal inputs give equal plans. In this order: what can stay stays (`orchestrator.succession`); a VNode without a primary gets one, by promotion of a living
-replica, else on the node that is done soonest (`orchestrator.placement`; longest processing time first, Graham 1969); owed replicas are
-added (`orchestrator.filling`); and where nothing was lost, nothing waits and no standby took room just now, idle nodes get their part
-(`orchestrator.spreading`), or one improvement is made if it is worth it (`orchestrator.growth`). What no node can take is listed as waiting, with the reasons.
+Equal inputs give equal plans. In this order: what can stay stays (`orchestrator.succession`), but for what is of no use where it is and has another place
+(`orchestrator.displacing`); a VNode without a primary gets one, by promotion of a living replica, else on the node that is done soonest
+(`orchestrator.placement`; longest processing time first, Graham 1969); owed replicas are added (`orchestrator.filling`); and where nothing was lost, nothing
+waits and no standby took room just now, idle nodes get their part (`orchestrator.spreading`), or one improvement is made if it is worth it
+(`orchestrator.growth`). What no node can take is listed as waiting, with the reasons.
 
 `Planner` makes plans that follow each other, and gives the very same ones: it keeps the board on which the plan before was made, and looks only at
 the nodes whose offers changed since, at their VNodes, and at those that lacked something.
@@ -18,11 +19,12 @@ from dcnr.errors import InvariantBroken
 from dcnr.v1 import model_pb2
 from orchestrator.board import Board, shares
 from orchestrator.costs import StageCost
+from orchestrator.displacing import displaced
 from orchestrator.filling import fill, is_finished, say_short
 from orchestrator.growth import grow, improve
 from orchestrator.moving import follow_moves, new_place
 from orchestrator.offers import PlanPolicy, PlanRequest
-from orchestrator.placement import Rejections, best, cannot_share, is_only_copy, make_room, scored
+from orchestrator.placement import Rejections, best, cannot_share, is_only_copy, last_resort, make_room, scored
 from orchestrator.spreading import begin_even, even_out, idle_nodes, spread
 from orchestrator.succession import Loss, follow, heir, keep, weakest
 from orchestrator.writing import PlanWriter, shape_of
@@ -57,6 +59,7 @@ class Planner:
             board, writer = Board(request, self._policy), PlanWriter(request.stages)
             losses = keep(board)
         losses += follow_moves(board)
+        losses += displaced(board)
         rejections = Rejections(len(request.stages))
         waiting = _decide(board, losses, rejections)
         rows, changed = writer.rewrite(board)
@@ -174,6 +177,8 @@ def _give_primary(board: Board, cost: StageCost, loss: Loss | None, rejections: 
         load, why = sibling.load, f"{why}in place of {sibling.replica}; "
     if load is None and (load := make_room(board, cost)) is not None:
         why += "others' contributors made room; "
+    if load is None and (load := last_resort(board, cost)) is not None:
+        why += "of no use lately, but nobody else fits; "
     if load is None:
         return False
     if load.is_young and is_only_copy(board, cost):

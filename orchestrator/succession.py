@@ -100,7 +100,7 @@ def follow(board: Board, request: PlanRequest) -> list[Loss] | None:
 def heir(board: Board, vnode: str) -> Seat | None:
     """The replica that becomes primary; None where none lives, or where the newest checkpoint holds more than any."""
     live = board.request.live
-    fit = [seat for seat in board.seats[vnode] if seat.replica in live and _may_lead(seat.load)]
+    fit = [seat for seat in board.seats[vnode] if seat.replica in live and may_lead(seat)]
     best = max(fit, key=lambda seat: (live[seat.replica], seat.works, _number(seat)), default=None)
     if best is None or live[best.replica] < board.request.durable.get(vnode, 0):
         return None
@@ -110,8 +110,14 @@ def heir(board: Board, vnode: str) -> Seat | None:
 def weakest(board: Board, vnode: str) -> Seat | None:
     """The sibling whose place a restored primary takes where no other node is left."""
     live = board.request.live
-    fit = [seat for seat in board.seats[vnode] if _may_lead(seat.load)]
+    fit = [seat for seat in board.seats[vnode] if may_lead(seat)]
     return min(fit, key=lambda seat: (live.get(seat.replica, -1), seat.works, _number(seat)), default=None)
+
+
+def may_lead(seat: Seat) -> bool:
+    """Whether a replica's node could keep its VNode's primary."""
+    offer = seat.load.offer
+    return offer.state in PLACEABLE and offer.takes_work and not offer.handing_over and seat.cost.vnode not in offer.useless
 
 
 def _lose(board: Board, load: Load, offer: NodeOffer | None) -> list[Loss]:
@@ -133,11 +139,6 @@ def as_planned(board: Board, seat: Seat) -> model_pb2.Assignment:
 
 def _number(seat: Seat) -> int:
     return -int(seat.replica.rpartition(".")[2])
-
-
-def _may_lead(load: Load) -> bool:
-    offer = load.offer
-    return offer.state in PLACEABLE and offer.takes_work and not offer.handing_over
 
 
 def _why_lost(cost: StageCost, load: Load | None, board: Board) -> str:
