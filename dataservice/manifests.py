@@ -161,7 +161,7 @@ def next_manifest(
         retracted=parent.retracted,
         contributions=(*rules.verdicts, *contributions),
         audits=rules.audits,
-        fences=parent.fences if rules.is_audited else {},
+        fences=parent.fences,
     )
     condemned = condemn(manifest, parent.condemned, rules)
     if not accepted and not rules.verdicts and not rules.is_due and condemned == parent.condemned and entries == parent.entries:

@@ -41,6 +41,8 @@ MAX_ANCESTRY_BYTES: Final = 128 * limits.MIB
 MAX_KNOWN: Final = 16_384
 STATE_MISSING: Final = "state_missing"
 """Code of what an upload cures: the state, or a commit that leads to it, is not in the store."""
+LEADS_NOWHERE: Final = frozenset(("unknown_ancestor", "wrong_commit", "bad_lineage", "unplanned_replica", "unplanned_merge"))
+"""Codes of what is refused for its ancestry, and with it everything that goes on from there."""
 FENCED: Final = "fenced"
 """Code of what a replica brings that holds what was taken back."""
 
@@ -98,6 +100,10 @@ class CheckpointJudge:
                     await self._check_state(view, checkpoint, job)
             self._remember(checkpoint, ancestry)
             return Judged(checkpoint, ancestry.contributions, ancestry.base)
+
+    def leads_nowhere(self, checkpoint: model_pb2.Checkpoint, code: str) -> bool:
+        """Whether an error with that code was about how the checkpoint came to be: an ancestor's commit that is not in the store, or one that does not hold."""
+        return code in LEADS_NOWHERE or (code == STATE_MISSING and checkpoint.commit_digest in self._lacking)
 
     async def _check_lacking(self, commit_digest: str) -> None:
         key = self._lacking.get(commit_digest)

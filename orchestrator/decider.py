@@ -153,6 +153,7 @@ class Decider:
                 self._history.say("node_not_useful", item.node_id, item.reason, replica=item.replica)
                 if item.came_to_work:  # that one did not is in the books already
                     self._observer.brought_nothing(item.node_id, item.replica, item.reason)
+                self.naming.useless(item.vnode, item.replica)
                 self._nodes_changed.fire()
             await self._plan(view, term, now)
             await self._manifest(view, now)

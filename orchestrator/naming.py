@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from dataservice import keys
-from dataservice.manifest_form import CheckpointRecord, from_proto, record_from_proto, to_proto
-from dataservice.manifests import Outcome, Rules, StoredState, next_manifest
+from dataservice.manifest_form import CheckpointRecord, Manifest, from_proto, record_from_proto, to_proto
+from dataservice.manifests import Outcome, Refusal, Rules, StoredState, next_manifest
 from dcnr import limits
 from dcnr.errors import InvariantBroken
 from dcnr.ids import Digest, number_of
@@ -63,7 +63,9 @@ class Naming:
         self.verdicts: Verdicts = lambda _view: ()
         """What the audit desk has decided; the desk puts itself here."""
         self._poisoned: dict[str, str] = {}
-        """VNodes of which a replica brought what was taken back though it is no older one, with the newest such replica: until it is replaced."""
+        """VNodes of which a replica has to go though no fence keeps it out, with the newest such replica: until it is replaced."""
+        self._astray: set[str] = set()
+        """Replicas of the plan of which the last record was about a state that nobody can follow back to one that counts."""
         self._fenced_at: dict[str, float] = {}
         """When a fence was raised for that last."""
         self._fencing: frozenset[str] = frozenset()
@@ -92,8 +94,25 @@ class Naming:
         self._pending[(judged.checkpoint.vnode, judged.checkpoint.digest)] = judged
 
     def poisoned(self, vnode: str, replica: str) -> None:
-        """A replica that should have begun with what counts brought what was taken back: a manifest raises the fence, and another takes its place."""
+        """A replica brings, or holds, what can never count, though it should have begun with what does: a manifest raises the fence, and another takes its
+        place.
+        """
         self._poisoned[vnode] = max(self._poisoned.get(vnode, replica), replica, key=number_of)
+
+    def leads_nowhere(self, replica: str) -> None:
+        """A primary of the plan has recorded a checkpoint of which an ancestor's commit is not in the store, or does not hold."""
+        self._astray.add(replica)
+
+    def leads_back(self, replica: str) -> None:
+        """A manifest names something of that replica."""
+        self._astray.discard(replica)
+
+    def useless(self, vnode: str, replica: str) -> None:
+        """A primary has brought nothing for so long that it is of no use. Where that is since its state leads nowhere, nothing that goes on from it will ever
+        be named: a new replica begins with the checkpoint that counts, on the same PNode where no other fits. One that is merely slow goes on.
+        """
+        if replica in self._astray:
+            self.poisoned(vnode, replica)
 
     def refusal(self, checkpoint: model_pb2.Checkpoint) -> str:
         """Why a judged checkpoint will not be named; empty if that is open."""
@@ -168,10 +187,12 @@ class Naming:
         """By the rules of a network with audits, or without."""
         self.went_back = self.found_fault = False
         parent, digest = from_proto(manifest), view.head.manifest_digest
+        next_replica = int(view.plan.next_replica) if view.plan is not None else 0
         if view.chain is None or view.job is None:
-            records = [record_from_proto(item.checkpoint) for item in self._taken]
-            learned = {Digest(item.checkpoint.digest): item.contributions for item in self._taken}
-            return next_manifest(parent, digest, records, rules, learned)
+            self.went_back = bool(self._fencing)
+            return self._unaudited(
+                replace(parent, fences={**parent.fences, **dict.fromkeys(self._fencing, next_replica)}), digest, rules
+            )
         taken = Taken()
         if decisions:
             going_back = decisions[-1].verdict in BACK
@@ -180,12 +201,20 @@ class Naming:
         taken = replace(taken, fenced=taken.fenced | self._fencing)
         self.went_back = bool(taken.fenced)
         self.found_fault = taken.found_fault
-        next_replica = int(view.plan.next_replica) if view.plan is not None else 0
         outcome = audited_manifest(
             view.chain, parent, digest, self._taken, taken, rules, lambda one: self._drawing.verdict(view, one), next_replica
         )
         self._tell_verdicts(view.chain, taken)
         return outcome
+
+    def _unaudited(self, parent: Manifest, digest: str, rules: Rules) -> Outcome:
+        """After ``parent`` with its new fences; what is about to be fenced is not named."""
+        records = [record_from_proto(item.checkpoint) for item in self._taken]
+        kept = [one for one in records if one.vnode not in self._fencing]
+        learned = {Digest(item.checkpoint.digest): item.contributions for item in self._taken}
+        outcome = next_manifest(parent, digest, kept, replace(rules, is_due=bool(self._fencing)), learned)
+        fenced = (Refusal(one, "retracted") for one in records if one.vnode in self._fencing)
+        return replace(outcome, refused=(*fenced, *outcome.refused))
 
     async def _can_return_to(self, view: ModelView, manifest: model_pb2.Manifest, rules: Rules) -> frozenset[str]:
         """States that are in the store and stay there, and what the job began with."""
@@ -204,7 +233,8 @@ class Naming:
 
     def _to_fence(self, view: ModelView, now: float) -> frozenset[str]:
         """VNodes with a replica to be replaced that still has its place and that no fence keeps out, unless theirs was raised just now."""
-        placed = {item.replica for item in view.plan.assignments} if view.plan is not None else set()
+        placed = {item.replica for item in view.plan.assignments} if view.plan is not None else set[str]()
+        self._astray &= placed
         self._poisoned = {
             vnode: replica for vnode, replica in self._poisoned.items() if replica in placed and not is_fenced(view, vnode, replica)
         }

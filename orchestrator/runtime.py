@@ -45,7 +45,7 @@ from orchestrator.track import TrackRecords
 from orchestrator.unnoticed import Unnoticed
 from orchestrator.usage import Books
 from orchestrator.versions import Versions
-from orchestrator.view import ModelView, ViewLoader
+from orchestrator.view import ModelView, ViewLoader, same_documents
 from trust.draw import Secret
 from trust.identity import NodeKey
 from trust.in_force import Amended, InForce
@@ -229,6 +229,7 @@ class ModelRuntime:
         if condemned(view, checkpoint.digest):
             return data_pb2.RecordCheckpointResponse(status=data_pb2.RECORD_STATUS_CONDEMNED, reason="its digest was condemned")
         if named(view, checkpoint):
+            self.decider.naming.leads_back(checkpoint.replica)
             durable = view.durable(checkpoint.job_id).get(checkpoint.vnode)
             return data_pb2.RecordCheckpointResponse(
                 status=data_pb2.RECORD_STATUS_NAMED,
@@ -240,6 +241,8 @@ class ModelRuntime:
         try:
             judged = await self.judge.judge(view, checkpoint, request.commit)
         except DcnrError as error:
+            if view.has_placed(checkpoint) and self.judge.leads_nowhere(checkpoint, error.code):
+                self.decider.naming.leads_nowhere(checkpoint.replica)
             if error.code == STATE_MISSING:
                 return data_pb2.RecordCheckpointResponse(status=data_pb2.RECORD_STATUS_MISSING, reason=error.message)
             if error.grpc_status in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
@@ -307,10 +310,10 @@ class ModelRuntime:
         while True:
             seen = await self._seen_signal.wait(seen, limits.HEAD_TTL_S)
             latest, view = self._seen, self.view
-            lacking = view is not None and _lacks_job(view)
+            lacking = view is not None and view.lacks_job
             if latest is None or (view is not None and view.head_bytes == latest.data and not lacking):
                 continue
-            if view is not None and _same_documents(view.head, latest.head) and not lacking:
+            if view is not None and same_documents(view.head, latest.head) and not lacking:
                 self.view = replace(view, head=latest.head, head_bytes=latest.data)
                 continue
             try:
@@ -383,17 +386,3 @@ class ModelRuntime:
                 self.jobs_trouble = f"the jobs cannot be read: {error.message}"
             self._note_lack()
             seen = await self.refresh_jobs.wait(seen, JOBS_READ_S if self.is_holder else JOBS_READ_IDLE_S)
-
-
-def _lacks_job(view: ModelView) -> bool:
-    """The active job could not be read when the view was made: it is looked for again with every head."""
-    return bool(view.head.active.job_id) and view.job is None
-
-
-def _same_documents(old: model_pb2.Head, new: model_pb2.Head) -> bool:
-    return (old.plan_digest, old.plan_sequence, old.manifest_digest, old.active.job_id) == (
-        new.plan_digest,
-        new.plan_sequence,
-        new.manifest_digest,
-        new.active.job_id,
-    )

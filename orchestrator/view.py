@@ -99,6 +99,11 @@ class ModelView:
         return is_of_job and any((one.vnode, one.replica) == made_by for one in self.hosted_by(checkpoint.pnode_id))
 
     @property
+    def lacks_job(self) -> bool:
+        """Whether the active job could not be read when the view was made: it is looked for again with every head."""
+        return bool(self.head.active.job_id) and self.job is None
+
+    @property
     def feeds(self) -> Mapping[str, tuple[str, ...]]:
         """By VNode of the job: those whose output it reads."""
         return {cost.vnode: cost.predecessors for cost in self.job.costs} if self.job is not None else {}
@@ -255,6 +260,16 @@ class ViewLoader:
             if error.code != LACKING:
                 raise
             return None  # likewise, and those that can read it decide
+
+
+def same_documents(old: model_pb2.Head, new: model_pb2.Head) -> bool:
+    """Whether a view under one head is one under the other too."""
+    return (old.plan_digest, old.plan_sequence, old.manifest_digest, old.active.job_id) == (
+        new.plan_digest,
+        new.plan_sequence,
+        new.manifest_digest,
+        new.active.job_id,
+    )
 
 
 def _by_pnode(plan: model_pb2.Plan) -> dict[str, tuple[model_pb2.Assignment, ...]]:

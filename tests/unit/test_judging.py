@@ -71,9 +71,11 @@ def test_above_an_ancestor_that_is_not_there_nothing_is_read_again_until_it_is(m
         gate.open.set()
         for _ in range(3):
             assert await refused(world, made) == "state_missing"
+            assert world.judge.leads_nowhere(made[0], "state_missing"), "no upload of the state cures that"
         assert gate.num_reads == 2
         world.store.rewind(keys.commit(MODEL, "a", digest_of_envelope(lost)), lost.SerializeToString(deterministic=True))
         assert await world.learned(made)
+        assert not world.judge.leads_nowhere(made[0], "state_missing")
 
     run(story)
 
@@ -186,6 +188,7 @@ def test_what_the_store_could_not_say_is_not_remembered() -> None:
         made = world.checkpoint(SPAN(0, 1), [0])
         await world.store.delete(keys.state(MODEL, "a", made[0].digest))
         assert await refused(world, made) == "state_missing"
+        assert not world.judge.leads_nowhere(made[0], "state_missing"), "its maker only has to bring it"
         world.judge._refused.check(made[0].commit_digest)
 
     run(story)

@@ -42,7 +42,7 @@ class _Held:
 
     def __init__(self) -> None:
         self.job, self.store, self.now = Job(), _Store(), 1000.0
-        self.head_is_written = True
+        self.head_is_written = self.is_audited = True
         clock, key = SystemClock(), NodeKey.generate()
         loader = ViewLoader(self.store, pytest.fail, pytest.fail, clock)  # type: ignore[arg-type]
         history = History(None, key.node_id, clock)
@@ -70,7 +70,8 @@ class _Held:
         for vnode, replica in self._placed.items():
             plan.assignments.add(vnode=vnode, replica=replica, role=model_pb2.ROLE_PRIMARY)
         before = self.job.manifests[-1]
-        view = ModelView("m", head, b"", plan, manifest=before, job=facts, beginning=self.job.manifests[0], chain=self.job.chain())
+        chain = self.job.chain() if self.is_audited else None
+        view = ModelView("m", head, b"", plan, manifest=before, job=facts, beginning=self.job.manifests[0], chain=chain)
         made = asyncio.run(self.naming.next(view, {}, self.now, sweep_s=1e9, grant_lifetime_s=3600))
         if made is None:
             return None
@@ -158,3 +159,38 @@ def test_only_what_somebody_is_quarantined_for_begins_the_time_for_settling_anew
     held.naming.poisoned("b", "b.0")
     assert held.fences() == {"b"}
     assert (held.naming.went_back, held.naming.found_fault) == (True, False), "a fence takes nothing back"
+
+
+@pytest.mark.parametrize("is_audited", [True, False])
+def test_who_is_of_no_use_is_fenced_where_nobody_can_follow_its_state_back_and_only_there(*, is_audited: bool) -> None:
+    """A machine that is merely slow brings nothing for as long, and would lose what it learned with every fence."""
+    held = _Held()
+    held.is_audited = is_audited
+    held.naming.useless("a", "a.0")
+    assert held.fences() is None
+    held.naming.leads_nowhere("a.0")
+    assert held.fences() is None, "it may still bring what is missing"
+    held.naming.leads_back("a.0")
+    held.naming.useless("a", "a.0")
+    assert held.fences() is None, "it has"
+    held.naming.leads_nowhere("a.0")
+    held.naming.useless("a", "a.0")
+    assert held.fences() == {"a"}
+    held.now += FENCE_AGAIN_S
+    held.naming.leads_nowhere(second := held.anew("a"))
+    held.naming.useless("a", held.anew("a"))
+    assert held.fences() is None, f"{second} has left"
+
+
+def test_a_fence_outlives_the_manifest_that_raised_it_without_audits_too() -> None:
+    held = _Held()
+    held.is_audited = False
+    held.naming.poisoned("a", "a.0")
+    held.naming.recorded(judged("a1", "a0", piece("a-1", 0, 1), held=[(0, 1)]))
+    assert held.fences() == {"a"}
+    assert held.naming.went_back, "it is replaced at once"
+    assert held.job.newest.entries["a"].working[0].digest == name_of("a0"), "nothing of it is named with its fence"
+    held.naming.recorded(judged("b1", "b0", piece("b-1", 0, 1), held=[(0, 1)]))
+    assert held.fences() == set()
+    assert (held.job.newest.fences, held.naming.went_back) == ({"a": 7}, False)
+    assert held.job.newest.entries["b"].working[0].digest == name_of("b1")
