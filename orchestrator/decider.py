@@ -67,6 +67,8 @@ class _Term:
     reviewed_version: int = -1
     complete_since: float | None = None
     placing_since: float | None = None
+    is_behind: bool = False
+    """Whether the last round ended with a plan that was not read back yet."""
     unplanned: str = ""
     """Why the newest plan was not named."""
 
@@ -155,9 +157,12 @@ class Decider:
                     self._observer.brought_nothing(item.node_id, item.replica, item.reason)
                 self.naming.useless(item.vnode, item.replica)
                 self._nodes_changed.fire()
-            await self._plan(view, term, now)
-            await self._manifest(view, now)
-            await self._empty_strays(view)
+            if not term.is_behind:  # in every other round at most, where each makes a plan: else nothing would ever be named
+                await self._plan(view, term, now)
+            term.is_behind = (seen := self._current()) is None
+            if seen is not None:  # a manifest goes by the plan and the fences that count now
+                await self._manifest(seen, now)
+                await self._empty_strays(seen)
         else:
             term.unplanned = ""
             await self._release(view)

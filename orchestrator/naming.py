@@ -24,7 +24,7 @@ from orchestrator.audit_events import Decision
 from orchestrator.audit_retention import EvidenceKeeper, kept_for_return
 from orchestrator.audited import audited_manifest
 from orchestrator.chain import Chain
-from orchestrator.checkpoints import Judged, is_fenced, named
+from orchestrator.checkpoints import FENCED, Judged, is_fenced, named
 from orchestrator.documents import Stored, put_all, sealed
 from orchestrator.drawing import Drawing
 from orchestrator.history import History
@@ -47,6 +47,7 @@ MAX_REFUSED: Final = 4096
 WORDS: Final[Mapping[str, str]] = {
     "too_fragmented": "its lineage is in too many pieces for its share of a manifest: learn on and snapshot later, when gaps have closed",
     "missing_object": "its state is not in the store any more",
+    FENCED: "it holds what was taken back, or may",
     "not_primary": "the plan has another primary by now",
     "older": "a newer checkpoint of the VNode is named",
     "older_incarnation": "a checkpoint of a newer incarnation is named",
@@ -130,9 +131,7 @@ class Naming:
     ) -> Stored | None:
         """The successor of the manifest under the head, in the store; None while there is nothing new. Raises Unavailable."""
         active = view.head.active.job_id
-        for key, judged in list(self._pending.items()):
-            if named(view, judged.checkpoint) or judged.checkpoint.job_id != active:
-                del self._pending[key]
+        self._drop(view, active)
         if view.manifest is None or view.job is None:
             return None
         if self._missed:
@@ -182,6 +181,17 @@ class Naming:
             raise InvariantBroken(f"a manifest of {len(made.data)} bytes, which no reader takes", code="manifest_too_large")
         await put_all(self._store, [(keys.manifest(view.model, made.digest), made.data)])
         return made
+
+    def _drop(self, view: ModelView, active: str) -> None:
+        """What the next manifest has no use for: it is named, or of another job, or was judged before the fence was raised that keeps it out."""
+        for key, judged in list(self._pending.items()):
+            checkpoint = judged.checkpoint
+            if named(view, checkpoint) or checkpoint.job_id != active:
+                del self._pending[key]
+            elif _holds_fenced(view, judged):
+                del self._pending[key]
+                self._refused[(checkpoint.vnode, checkpoint.commit_digest)] = f"{FENCED}: {WORDS[FENCED]}"
+                self._history.say("checkpoint_refused", checkpoint.replica, WORDS[FENCED], code=FENCED, step=checkpoint.step)
 
     async def _outcome(self, view: ModelView, manifest: model_pb2.Manifest, rules: Rules, decisions: Sequence[Decision]) -> Outcome:
         """By the rules of a network with audits, or without."""
@@ -286,6 +296,12 @@ class Naming:
                 "and its replica brings the state again if it has it; look whether something else deletes objects",
                 digest=newest.digest, replica=newest.replica,
             )  # fmt: skip
+
+
+def _holds_fenced(view: ModelView, judged: Judged) -> bool:
+    """Whether it is a fenced replica's, or, where audits are in force, holds what one learned and no manifest names."""
+    learned = {one.replica for one in judged.contributions} if view.chain is not None else set[str]()
+    return any(is_fenced(view, judged.checkpoint.vnode, replica) for replica in {judged.checkpoint.replica, *learned})
 
 
 def _first(view: ModelView) -> dict[str, CheckpointRecord]:

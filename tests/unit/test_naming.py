@@ -194,3 +194,19 @@ def test_a_fence_outlives_the_manifest_that_raised_it_without_audits_too() -> No
     assert held.fences() == set()
     assert (held.job.newest.fences, held.naming.went_back) == ({"a": 7}, False)
     assert held.job.newest.entries["b"].working[0].digest == name_of("b1")
+
+
+@pytest.mark.parametrize("is_audited", [True, False])
+def test_what_was_judged_before_a_fence_was_raised_is_not_named_after_it(*, is_audited: bool) -> None:
+    """A judgement takes seconds, and the plan still has its maker for a moment: what had been taken back a moment ago was named."""
+    held = _Held()
+    held.is_audited = is_audited
+    held.naming.poisoned("a", "a.0")
+    assert held.fences() == {"a"}
+    late = judged("a1", "a0", piece("a-1", 0, 1), held=[(0, 1)])
+    held.naming.recorded(late)
+    assert held.fences() is None
+    assert held.naming.refusal(late.checkpoint).startswith("fenced")
+    heir = judged("a2", "a0", piece("a-2", 0, 1, replica="a.0"), held=[(0, 1)], replica=held.anew("a"))
+    held.naming.recorded(heir)
+    assert held.fences() == (None if is_audited else set()), "where nothing is judged, it is its own maker's that counts"
