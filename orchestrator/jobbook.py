@@ -26,6 +26,10 @@ from trust.network import NetworkPolicy
 
 MISSING_LOOKS: Final = 20
 """An object of a listed job that is not found is looked for this often before the job counts as one that can never run: a read may be stale."""
+UNSIGNED_LOOKS: Final = 300
+"""A request that too few of the maintainers known here have signed is looked at this often, by a holder for five minutes, before the job counts as one that can
+never run: whoever accepted it may know a newer network document, of which this orchestrator hears later.
+"""
 LOOK_S: Final = 1.0
 """Whoever asks for a job that nobody knows costs the store no more than one look in this time."""
 
@@ -37,6 +41,9 @@ class JobBook:
         self._model, self._store, self._policy, self._loader = model, store, policy, loader
         self._records: dict[str, JobRecord] = {}
         self._missing: dict[str, int] = {}
+        self._unsigned: dict[str, int] = {}
+        """How often a request was looked at that nobody known here has signed, by the network document of `_read_by`."""
+        self._read_by = policy()
         self._reading, self._looks = asyncio.Lock(), Looks(lambda: self._read(counts=False), LOOK_S)
 
     @property
@@ -57,6 +64,7 @@ class JobBook:
             await self._read_alone(counts)
 
     async def _read_alone(self, counts: bool) -> None:
+        self._follow_policy()
         prefix = keys.jobs_prefix(self._model)
         kinds: dict[str, dict[str, float]] = {}
         for row in await all_below(self._store, prefix):
@@ -95,7 +103,7 @@ class JobBook:
             self._records[outcome.job_id] = replace(record, end=outcome)
 
     async def _read_request(self, job_id: str, requested_at: float, counts: bool) -> JobRecord | None:
-        """None: something of it was not found, which may pass."""
+        """None: something of it was not found, or nobody known here has signed it, which may pass."""
         try:
             stored = await self._store.get(keys.job_request(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
             digest = digest_of(stored.data)
@@ -109,6 +117,8 @@ class JobBook:
                 return None
             return JobRecord(job_id, requested_at, None, "", problem=f"its request is not there: {error.message}")
         except (Corrupt, Refused, InvalidInput) as error:
+            if error.code == "unsigned_job" and (not counts or self._may_be_signed(job_id)):
+                return None
             return JobRecord(job_id, requested_at, None, "", problem=f"its request is not valid: {error.message}")
         problem = lacks = ""
         try:
@@ -126,6 +136,19 @@ class JobBook:
         except DcnrError as error:
             problem = f"it cannot run: {error.message}"
         return JobRecord(job_id, requested_at, request, digest, problem=problem, lacks=lacks)
+
+    def _follow_policy(self) -> None:
+        """By another network document what was unsigned may be signed."""
+        if self._policy() is not self._read_by:
+            self._read_by = self._policy()
+            for job_id in self._unsigned:
+                if job_id in self._records and self._records[job_id].end is None:
+                    del self._records[job_id]
+            self._unsigned.clear()
+
+    def _may_be_signed(self, job_id: str) -> bool:
+        self._unsigned[job_id] = self._unsigned.get(job_id, 0) + 1
+        return self._unsigned[job_id] < UNSIGNED_LOOKS
 
     def _may_appear(self, job_id: str) -> bool:
         self._missing[job_id] = self._missing.get(job_id, 0) + 1
