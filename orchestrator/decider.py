@@ -13,7 +13,7 @@ from typing import Final
 
 from dataservice import keys
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, DcnrError, InvariantBroken, Refused, Stale
+from dcnr.errors import DcnrError, InvariantBroken, Refused, Stale
 from dcnr.ports import Clock, ObjectStore
 from dcnr.tracing import UNTRACED, Tracer, of_job
 from dcnr.v1 import identity_pb2, model_pb2
@@ -22,14 +22,15 @@ from orchestrator.changes import Activate, Change, Decide, MoveJob, NameManifest
 from orchestrator.checkpoints import Judged
 from orchestrator.contribution import Contributions
 from orchestrator.desired import desired_states
-from orchestrator.documents import open_end, put_once, sealed
+from orchestrator.documents import put_once, sealed
 from orchestrator.drawing import Drawing
+from orchestrator.ends import Ends
 from orchestrator.exits import ExitBook
 from orchestrator.head_loop import HeadLoop
 from orchestrator.history import History
 from orchestrator.inventory import START_GRACE_S, Inventory
 from orchestrator.jobbook import JobBook
-from orchestrator.jobs import Progress, ends_to_write, next_change, state_of
+from orchestrator.jobs import Progress, next_change, state_of
 from orchestrator.naming import Naming
 from orchestrator.observing import Observer
 from orchestrator.offers import PlanPolicy
@@ -90,7 +91,7 @@ class Decider:
         self.naming = Naming(key=key, store=store, clock=clock, loader=loader, history=history, drawing=drawing, releases=releases)
         self._tracer = tracer
         self._emptied: set[tuple[str, str]] = set()
-        self._seen_ends: set[str] = set()
+        self._ends = Ends(store, key, clock, policy, jobs, history)
         self._contributions = Contributions()
         self._nodes_changed_at = clock.monotonic()
         self._planned_s = 0.0
@@ -119,7 +120,7 @@ class Decider:
                 nodes, self._nodes_changed_at = self._nodes_changed.version, self._clock.monotonic()
             try:
                 await self._round()
-                self.trouble = self._term.unplanned if self._term is not None else ""
+                self.trouble = (self._term.unplanned if self._term is not None else "") or self._ends.trouble
             except Stale:
                 continue  # the head has moved: the next round starts from the newer view
             except InvariantBroken:
@@ -138,7 +139,7 @@ class Decider:
         term = self._term
         if term is None or term.epoch != view.head.epoch:
             term = self._begin_term(view, now)
-        await self._write_ends(view)
+        await self._ends.write(view)
         if self._jobs_read_at() < term.since:
             return
         change = next_change(view.head, self._jobs.records, self._progress(view, term, now), int(self._clock.wall() * 1000))
@@ -223,30 +224,6 @@ class Decider:
             "settling": "what every source has learned of every batch is durable",
             "paused": said or "its maintainers paused it",
         }.get(state, "")
-
-    # Ends
-
-    async def _write_ends(self, view: ModelView) -> None:
-        """Repeats decided outcomes in `end` objects; another content there is an alarm, told once."""
-        for outcome in ends_to_write(view.head, self._jobs.records):
-            if outcome.job_id in self._seen_ends:
-                continue
-            mine = sealed(identity_pb2.DOMAIN_JOB_END, model_pb2.JobEnd(outcome=outcome), self._key)
-            found = await put_once(self._store, keys.job_end(view.model, outcome.job_id), mine.data)
-            reached("end.created")
-            if found == mine.data or self._repeats(found, outcome):
-                self._jobs.ended(outcome)
-                if outcome.job_id not in self._jobs.records:
-                    self._seen_ends.add(outcome.job_id)
-            else:
-                self._seen_ends.add(outcome.job_id)
-                self._history.say("end_differs", outcome.job_id, "the job's end object tells another outcome than the head")
-
-    def _repeats(self, found: bytes, outcome: model_pb2.Outcome) -> bool:
-        try:
-            return open_end(found, self._policy()) == outcome
-        except Corrupt:
-            return False
 
     # Plan
 

@@ -1,5 +1,8 @@
 """The jobs of one model as the store has them: each `request`, `cancel`, `pause` and `end` is read once and verified; a job that can never run says why, and
 one that cannot be read here says what is lacking.
+
+Jobs are read apart: of one with an object that the store does not give nothing is decided until it does, and no other job waits for it. Only where many fail
+in one look the store counts as away.
 """
 
 from __future__ import annotations
@@ -30,6 +33,10 @@ UNSIGNED_LOOKS: Final = 300
 """A request that too few of the maintainers known here have signed is looked at this often, by a holder for five minutes, before the job counts as one that can
 never run: whoever accepted it may know a newer network document, of which this orchestrator hears later.
 """
+MAX_UNREAD: Final = 8
+"""With more jobs that fail for the first time in one look, it is the store that does not answer."""
+MAX_PAUSE_LOOKS: Final = 64
+"""A job that could not be read is left out of so many looks at most, after one failure of none and then of twice as many each time."""
 LOOK_S: Final = 1.0
 """Whoever asks for a job that nobody knows costs the store no more than one look in this time."""
 
@@ -44,49 +51,89 @@ class JobBook:
         self._unsigned: dict[str, int] = {}
         """How often a request was looked at that nobody known here has signed, by the network document of `_read_by`."""
         self._read_by = policy()
-        self._reading, self._looks = asyncio.Lock(), Looks(lambda: self._read(counts=False), LOOK_S)
+        self._unread: dict[str, tuple[str, int, int]] = {}
+        """Jobs of which an object cannot be read: why, how often that was so, and how many looks more pass without another try."""
+        self._reading, self._looks = asyncio.Lock(), Looks(lambda: self._read("", counts=False), LOOK_S)
 
     @property
     def records(self) -> Mapping[str, JobRecord]:
         """All jobs by id."""
         return self._records
 
-    async def refresh(self) -> None:
-        """Lists the jobs to the last one and reads what is new. Raises Unavailable: then some may have been read and others not."""
-        await self._read(counts=True)
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Jobs of which an object of the store could not be read, with the reason: nothing new is decided about them."""
+        return {job_id: why for job_id, (why, _, _) in self._unread.items()}
+
+    async def refresh(self, needed: str = "") -> None:
+        """Lists the jobs to the last one and reads what is new; ``needed`` is tried in every look. Raises Unavailable where the store as a whole does not
+        answer; what of single jobs it does not give is in `unread`.
+        """
+        await self._read(needed, counts=True)
 
     async def look(self) -> None:
         """As `refresh`, in a look that others who ask share and that began after this call; says of no job that it can never run since something is missing."""
         await self._looks.anew()
 
-    async def _read(self, *, counts: bool) -> None:
+    async def _read(self, needed: str, *, counts: bool) -> None:
         async with self._reading:
-            await self._read_alone(counts)
+            await self._read_alone(needed, counts)
 
-    async def _read_alone(self, counts: bool) -> None:
+    async def _read_alone(self, needed: str, counts: bool) -> None:
         self._follow_policy()
         prefix = keys.jobs_prefix(self._model)
         kinds: dict[str, dict[str, float]] = {}
         for row in await all_below(self._store, prefix):
             job_id, _, kind = row.key.removeprefix(prefix).partition("/")
             kinds.setdefault(job_id, {})[kind] = row.last_modified
+        self._unread = {job_id: known for job_id, known in self._unread.items() if job_id in kinds}
+        num_failed = 0
         for job_id, found in sorted(kinds.items()):
-            if "request" not in found or _bad_name(job_id):
+            if "request" not in found or _bad_name(job_id) or (job_id != needed and self._is_left_out(job_id, counts)):
                 continue
-            record = self._records.get(job_id)
+            try:
+                await self._read_job(job_id, found, counts)
+                self._unread.pop(job_id, None)
+            except (Unavailable, Refused) as error:
+                num_failed += job_id not in self._unread
+                self._fails(job_id, error.message, is_ending="end" in found)
+                if num_failed > MAX_UNREAD:
+                    raise
+
+    def _is_left_out(self, job_id: str, counts: bool) -> bool:
+        why, times, left = self._unread.get(job_id, ("", 0, 0))
+        if left and counts:
+            self._unread[job_id] = (why, times, left - 1)
+        return left > 0
+
+    def _fails(self, job_id: str, why: str, *, is_ending: bool) -> None:
+        times = self._unread.get(job_id, ("", 0, 0))[1]
+        self._unread[job_id] = (why, times + 1, min(MAX_PAUSE_LOOKS, (1 << min(times, 16)) - 1))
+        record = self._records.get(job_id)
+        if is_ending and record is not None and record.end is None:
+            del self._records[job_id]  # it has ended, nobody here knows how: it must not begin again
+
+    async def _read_job(self, job_id: str, found: Mapping[str, float], counts: bool) -> None:
+        """Raises Unavailable: what is known of the job stays. One that has ended needs nothing but its end to be known as such."""
+        record = self._records.get(job_id)
+        end = record.end if record is not None else None
+        if end is None and "end" in found:
+            end = await self.read_end(job_id)
+            if end is not None and record is not None:
+                record = self._records[job_id] = replace(record, end=end)
+        if record is None or record.unread:
+            if end is not None:
+                self._records[job_id] = JobRecord(job_id, found["request"], None, "", end=end, unread="it was not read yet")
+            record = await self._read_request(job_id, found["request"], counts)
             if record is None:
-                record = await self._read_request(job_id, found["request"], counts)
-                if record is None:
-                    continue
-            if record.cancel_reason is None and "cancel" in found:
-                record = replace(record, cancel_reason=await self._read_cancel(job_id))
-            said = record.pause.number if record.pause is not None else 0
-            if record.end is None and (newer := [one for kind in found if (one := number_in(kind) or 0) > said]):
-                newest = await newest_pause(self._store, self._policy(), self._model, job_id, newer)
-                record = replace(record, pause=newest or record.pause)
-            if record.end is None and "end" in found:
-                record = replace(record, end=await self.read_end(job_id))
-            self._records[job_id] = record
+                return
+        if record.cancel_reason is None and "cancel" in found:
+            record = replace(record, cancel_reason=await self._read_cancel(job_id))
+        said = record.pause.number if record.pause is not None else 0
+        if end is None and (newer := [one for kind in found if (one := number_in(kind) or 0) > said]):
+            newest = await newest_pause(self._store, self._policy(), self._model, job_id, newer)
+            record = replace(record, pause=newest or record.pause)
+        self._records[job_id] = replace(record, end=end)
 
     async def read_end(self, job_id: str) -> model_pb2.Outcome | None:
         """The outcome in the job's `end`, if it exists and a listed orchestrator signed it."""

@@ -39,6 +39,8 @@ class JobRecord:
     """Why it can never run: bad signature, missing graph, ..."""
     lacks: str = ""
     """What this orchestrator lacks to read its graph, in words: others may have it, so this one decides nothing about it."""
+    unread: str = ""
+    """Why the request of a job that has ended could not be read; empty: it was."""
     cancel_reason: str | None = None
     """Set when the job was called off."""
     pause: model_pb2.JobPause | None = None

@@ -43,8 +43,10 @@ async def kept_states(
 ) -> frozenset[Digest]:
     """States that are never condemned: those that any job of the model began with or ended in, and those of ``released`` manifests.
 
-    Raises what reading a manifest raises.
+    Raises what reading a manifest raises, and Unavailable where a job is there of which nobody here knows what it began with: nothing is deleted for that.
     """
+    if (unread := next((record for record in jobs.values() if record.unread), None)) is not None:
+        raise Unavailable(f"what job {unread.job_id} began with is not known: {unread.unread}", code="jobs_unread")
     ends = [*view.head.decided, *(record.end for record in jobs.values() if record.end is not None)]
     digests = {item.manifest_digest for item in ends if item.state == model_pb2.JOB_STATE_COMPLETED} | set(released)
     digests |= {

@@ -192,6 +192,10 @@ class ModelRuntime:
         return known.head if known is not None else None
 
     @property
+    def _active(self) -> str:
+        return self.head.active.job_id if self.head is not None else ""
+
+    @property
     def head_bytes(self) -> bytes:
         """Its envelope; empty before the first read."""
         known = self.loop.core.known
@@ -379,9 +383,13 @@ class ModelRuntime:
             self._check_shown()
             started = self.shared.clock.monotonic()
             try:
-                await self.jobs.refresh()
+                await self.jobs.refresh(self._active)
+                self.jobs_trouble = next(
+                    (f"job {name} cannot be read: {why}" for name, why in sorted(self.jobs.unread.items())), ""
+                )
+                if self._active not in self.jobs.unread:
+                    self._jobs_read_at = started
                 await self.releases.refresh()
-                self._jobs_read_at, self.jobs_trouble = started, ""
             except DcnrError as error:
                 self.jobs_trouble = f"the jobs cannot be read: {error.message}"
             self._note_lack()

@@ -17,6 +17,7 @@ from orchestrator.changes import Decide
 from orchestrator.checkpoints import CheckpointJudge
 from orchestrator.decider import Decider
 from orchestrator.documents import put_once, sealed
+from orchestrator.ends import Ends
 from orchestrator.head import HeadCore
 from orchestrator.head_events import HeadEvent, HeadInstruction, HeadTimes, PutAnswered, PutUnknown
 from orchestrator.jobs import next_change
@@ -180,7 +181,7 @@ def older_desired_states(patch: pytest.MonkeyPatch) -> None:
 def outcome_leaves_without_end(patch: pytest.MonkeyPatch) -> None:
     """Rule 8: the oldest outcome leaves the head, and `end` objects are written when there is time."""
 
-    async def later(self: Decider, view: Any) -> None:
+    async def later(self: Ends, view: Any) -> None:
         await asyncio.sleep(0)
 
     def decide(change: Decide, head: model_pb2.Head) -> str:
@@ -189,17 +190,17 @@ def outcome_leaves_without_end(patch: pytest.MonkeyPatch) -> None:
         return before(change, head)
 
     before = changes._decide
-    patch.setattr(Decider, "_write_ends", later)
+    patch.setattr(Ends, "write", later)
     patch.setattr(changes, "_decide", decide)
 
 
 def decided_is_not_asked(patch: pytest.MonkeyPatch) -> None:
     """Rule 8: what the head has decided is forgotten while its `end` is not written."""
 
-    async def later(self: Decider, view: Any) -> None:
+    async def later(self: Ends, view: Any) -> None:
         await asyncio.sleep(0)
 
-    patch.setattr(Decider, "_write_ends", later)
+    patch.setattr(Ends, "write", later)
     patch.setattr("orchestrator.jobs.outcomes", lambda head: {})
     patch.setattr(changes, "outcomes", lambda head: {})
 

@@ -9,13 +9,21 @@ import pytest
 from test_signed_jobs import graph_of
 
 from dataservice import keys
-from dataservice.memory import MemoryStore
+from dataservice.memory import Fault, MemoryStore, Operation
+from dcnr.errors import Unavailable
 from dcnr.ids import digest_of
+from dcnr.ports import Random
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator import jobbook
-from orchestrator.jobbook import UNSIGNED_LOOKS, JobBook
-from orchestrator.view import ViewLoader
+from orchestrator.changes import Activate
+from orchestrator.documents import sealed
+from orchestrator.ends import LONGEST_PAUSE_S, Ends
+from orchestrator.history import History
+from orchestrator.jobbook import MAX_PAUSE_LOOKS, MAX_UNREAD, UNSIGNED_LOOKS, JobBook
+from orchestrator.jobs import next_change
+from orchestrator.retention import kept_states
+from orchestrator.view import ModelView, ViewLoader
 from trust.amendment import Changes, amend
 from trust.envelope import seal
 from trust.identity import NodeKey
@@ -31,13 +39,41 @@ SECOND = amend(
 GRAPH = graph_of(0.1)
 
 
+class Damaged:
+    """Objects that the store answers with 503, and how often it was asked for them."""
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+        self.num_asked = 0
+
+    def pick(self, operation: Operation, key: str, random: Random) -> Fault:
+        is_damaged = key in self.keys and operation is not Operation.LIST
+        self.num_asked += is_damaged
+        return Fault.UNAVAILABLE if is_damaged else Fault.NONE
+
+
+class Clock(SystemClock):
+    """Whose seconds pass when told."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 class Shelf:
     """A store with jobs, and the book of an orchestrator that knows a network document."""
 
-    def __init__(self, store: MemoryStore | None = None) -> None:
-        self.store = store or MemoryStore(SystemClock(), random.Random(0))
+    def __init__(self) -> None:
+        self.damaged = Damaged()
+        self.store = MemoryStore(SystemClock(), random.Random(0), faults=self.damaged)
         self.policy: NetworkPolicy = FIRST
         self.store.rewind(keys.graph(digest_of(GRAPH)), GRAPH)
+        self.restart()
+
+    def restart(self) -> None:
+        """An orchestrator that has read nothing yet."""
         loader = ViewLoader(self.store, lambda: self.policy, default_registry(), SystemClock())
         self.book = JobBook("m", self.store, lambda: self.policy, loader)
 
@@ -47,6 +83,20 @@ class Shelf:
         )
         data = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, signer).SerializeToString(deterministic=True)
         self.store.rewind(keys.job_request("m", job_id), data)
+
+    def end(self, job_id: str) -> None:
+        outcome = model_pb2.Outcome(job_id=job_id, state=model_pb2.JOB_STATE_CANCELLED)
+        made = sealed(identity_pb2.DOMAIN_JOB_END, model_pb2.JobEnd(outcome=outcome), HOLDER)
+        self.store.rewind(keys.job_end("m", job_id), made.data)
+
+    def damage(self, *names: str) -> None:
+        self.damaged.keys.update(names)
+
+    def activated(self, active: str = "") -> str:
+        """The job that would be activated now."""
+        head = model_pb2.Head(active=model_pb2.ActiveJob(job_id=active) if active else None)
+        change = next_change(head, self.book.records, None, 0)
+        return change.job_id if isinstance(change, Activate) else ""
 
     def refresh(self, times: int = 1) -> None:
         for _ in range(times):
@@ -80,3 +130,87 @@ def test_a_request_that_nobody_has_signed_ends_after_minutes_and_is_read_again_b
     shelf.policy = SECOND
     shelf.refresh()
     assert not shelf.book.records["new"].problem
+
+
+@pytest.mark.parametrize("name", ["request", "graph", "end"])
+def test_one_damaged_object_of_an_ended_job_stops_no_other_job(name: str) -> None:
+    """A fresh orchestrator never came to know the jobs that sort behind it, and decided nothing, for years."""
+    shelf = Shelf()
+    shelf.submit("a-year-ago")
+    shelf.end("a-year-ago")
+    shelf.submit("new")
+    shelf.damage(
+        {"request": keys.job_request, "end": keys.job_end}.get(name, lambda *_: keys.graph(digest_of(GRAPH)))("m", "a-year-ago")
+    )
+    if name == "graph":
+        shelf.end("new")
+    shelf.refresh()
+    assert list(shelf.book.unread) == (["a-year-ago", "new"] if name == "graph" else ["a-year-ago"])
+    assert shelf.activated() == ("" if name == "graph" else "new")
+    if name != "end":
+        ended = shelf.book.records["a-year-ago"]
+        assert ended.end is not None, "nothing else is needed to know that"
+        with pytest.raises(Unavailable, match="a-year-ago"):
+            asyncio.run(kept_states(ModelView("m", model_pb2.Head(), b""), pytest.fail, shelf.book.records, ()))  # type: ignore[arg-type]
+    shelf.damaged.keys.clear()
+    shelf.refresh(MAX_PAUSE_LOOKS)
+    assert not shelf.book.unread
+    ended = shelf.book.records["a-year-ago"]
+    assert (ended.unread, ended.request is not None, ended.end is not None) == ("", True, True)
+
+
+def test_a_job_whose_end_cannot_be_read_never_begins_again() -> None:
+    shelf = Shelf()
+    shelf.submit("ended")
+    shelf.refresh()
+    assert shelf.activated() == "ended"
+    shelf.end("ended")
+    shelf.damage(keys.job_end("m", "ended"))
+    shelf.refresh()
+    assert (shelf.activated(), list(shelf.book.unread)) == ("", ["ended"])
+
+
+def test_what_cannot_be_read_is_asked_for_ever_more_rarely_but_for_the_job_that_runs() -> None:
+    shelf = Shelf()
+    shelf.submit("new")
+    shelf.damage(keys.job_request("m", "new"))
+    shelf.refresh(200)
+    assert shelf.damaged.num_asked < 12
+    before = shelf.damaged.num_asked
+    asyncio.run(shelf.book.refresh("new"))
+    asyncio.run(shelf.book.refresh("new"))
+    assert shelf.damaged.num_asked == before + 2
+
+
+def test_a_store_that_gives_nothing_is_away() -> None:
+    shelf = Shelf()
+    for number in range(2 * MAX_UNREAD):
+        shelf.submit(f"j{number:02d}")
+        shelf.damage(keys.job_request("m", f"j{number:02d}"))
+    with pytest.raises(Unavailable):
+        shelf.refresh()
+    assert len(shelf.book.unread) == MAX_UNREAD + 1
+
+
+def test_an_end_that_can_neither_be_written_nor_read_holds_up_no_other() -> None:
+    shelf, clock = Shelf(), Clock()
+    for job_id in ("a", "b"):
+        shelf.submit(job_id)
+    shelf.refresh()
+    shelf.damage(keys.job_end("m", "a"))
+    decided = [model_pb2.Outcome(job_id=job_id, state=model_pb2.JOB_STATE_CANCELLED) for job_id in ("a", "b")]
+    view = ModelView("m", model_pb2.Head(decided=decided), b"")
+    ends = Ends(shelf.store, HOLDER, clock, lambda: FIRST, shelf.book, History(None, HOLDER.node_id, clock))
+    for _ in range(2):
+        asyncio.run(ends.write(view))
+    assert [record.end is not None for record in shelf.book.records.values()] == [False, True]
+    assert "end of job a" in ends.trouble
+    for _ in range(1000):
+        clock.now += 0.2
+        asyncio.run(ends.write(view))
+    assert shelf.damaged.num_asked < 40
+    shelf.damaged.keys.clear()
+    clock.now += LONGEST_PAUSE_S
+    asyncio.run(ends.write(view))
+    asyncio.run(ends.write(view))
+    assert (shelf.book.records["a"].end, ends.trouble) == (decided[0], "")
