@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from orchestrator.audit_events import Bundle, Decision, Report, Wait, Word
+from dcnr.errors import InvariantBroken
+from orchestrator.audit_events import Bundle, Decision, Doubt, Report, Wait, Word
 from trust.going_back import Cause
 from trust.ledger import Interval, Verdict
 from trust.standing import REAUDITORS
@@ -28,6 +29,8 @@ LOOK_S: Final = 5.0
 """Where nobody can audit now, somebody is looked for again after this time."""
 LACKING: Final = 2
 """So many auditors say that an interval cannot be verified, and it is."""
+SETTLED: Final = frozenset((Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIABLE))
+"""What a case ends with."""
 UNPROVEN: Final = "the verifier found a fault that its record does not prove"
 
 
@@ -73,6 +76,14 @@ class Case:
     def longest_until_s(self) -> float:
         """Until then an accused that is here may show its evidence."""
         return self.since_s + LONGEST_CHALLENGE_S
+
+    def check(self, verdict: Verdict | None) -> None:
+        """Raises InvariantBroken unless it fits itself and the chain's word on its interval."""
+        accused, told = self.interval.pnode_id, f"the case of {self.interval.name[:12]}"
+        if accused in self.asked or accused in self.words or verdict is not Verdict.OPEN:
+            raise InvariantBroken(f"{told} is audited by its accused, or is not open", code="bad_desk")
+        if self.decision is not None and (self.tasks or self.decision.verdict not in SETTLED):
+            raise InvariantBroken(f"{told} is decided and goes on", code="bad_desk")
 
 
 def ended_without(case: Case, asked: Asked, now_s: float, *, is_late: bool) -> None:
@@ -148,6 +159,14 @@ def _num_over(case: Case) -> int:
 def shown(case: Case) -> str:
     """Digest of its evidence; empty where none is here."""
     return case.bundle.digest if case.bundle is not None else ""
+
+
+def doubt_of(case: Case) -> Doubt | None:
+    """Who measured a little more than the tolerance, if somebody did and nothing is decided."""
+    doubtful = min((name for name, report in case.words.items() if report.word is Word.DOUBT), default="")
+    if not doubtful or case.decision is not None:
+        return None
+    return Doubt(case.interval.name, case.interval.pnode_id, doubtful, case.doubt_s)
 
 
 def goes_back(case: Case, now_s: float) -> bool:

@@ -19,7 +19,8 @@ from orchestrator.verdicts import MAX_RETRACTED, Taken, gone_back_to
 from trust.folding import STANDING
 from trust.ledger import Interval, Ledger, Named, Verdict
 
-Draw = Callable[[Contribution], Verdict]
+Draw = Callable[[Contribution, int], Verdict]
+"""Of a new interval, and of how many batches the checkpoint that brings it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,12 @@ def _named(
         entries[vnode] = Entry(working or (record_from_proto(base),), entries[vnode].cleared)
     parent = replace(parent, entries=entries, retracted=_retracted(parent, gone))
     learned = {
-        digest: [_told(ledger, item, rules.now_unix_ms, _certain if item.pnode_id == one.drawn else draw) for item in one.brings]
+        digest: [
+            _told(
+                ledger, item, rules.now_unix_ms, _certain if item.pnode_id == one.drawn else draw, int(one.judged.checkpoint.step)
+            )
+            for item in one.brings
+        ]
         for digest, one in continued.items()
     }
     return next_manifest(
@@ -127,14 +133,14 @@ def _named(
     )
 
 
-def _certain(_: Contribution) -> Verdict:
+def _certain(_: Contribution, __: int) -> Verdict:
     return Verdict.OPEN
 
 
-def _told(ledger: Ledger, one: Contribution, now_unix_ms: int, draw: Draw) -> Contribution:
+def _told(ledger: Ledger, one: Contribution, now_unix_ms: int, draw: Draw, num_held: int) -> Contribution:
     """A new interval with what the draw says; one that is known, with its verdict, is taken up again."""
     known = ledger.intervals.get(one.interval)
-    verdict = known.verdict if known is not None else draw(one)
+    verdict = known.verdict if known is not None else draw(one, num_held)
     return replace(one, verdict=verdict.value, decided_unix_ms=now_unix_ms)
 
 

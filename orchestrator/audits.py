@@ -22,8 +22,10 @@ from orchestrator.audit_case import (
     LATE_S,
     LOOK_S,
     MAX_DOUBLED,
+    SETTLED,
     Asked,
     Case,
+    doubt_of,
     ended_without,
     given_up,
     goes_back,
@@ -65,7 +67,6 @@ ASKS_AT_ONCE: Final = 64
 """Auditors chosen in one go: with very many open intervals a round stays short."""
 MAX_LATE_TASKS: Final = 1024
 """Tasks remembered whose answer may still come."""
-SETTLED: Final = frozenset((Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIABLE))
 NOT_FOR_STORIES: Final = SETTLED | {None}
 """What does not fail because its PNode signed two statements: what is judged already, and what nobody has named."""
 REOPENED: Final = frozenset((Verdict.PASSED, Verdict.SPARED))
@@ -79,6 +80,8 @@ class AuditDesk:
         self._people = People()
         self._cases: dict[str, Case] = {}
         self._ledger = Ledger({}, {})
+        self._held: dict[str, int] = {}
+        """Of each interval that counts: batches of its VNode by then."""
         self._tasks: dict[str, str] = {}
         """The interval of each audit under way, by task."""
         self._late: OrderedDict[str, str] = OrderedDict()
@@ -97,7 +100,7 @@ class AuditDesk:
 
     def chronicle(self, ledger: Ledger, now_s: float) -> None:
         """A manifest is under the head: what it says is open is audited, what it says is judged is done."""
-        self._ledger = ledger
+        self._ledger, self._held = ledger, ledger.num_held()
         opened = {name for name, one in ledger.intervals.items() if one.verdict is Verdict.OPEN}
         for name in self._cases.keys() - opened:
             self._close(name)
@@ -234,12 +237,7 @@ class AuditDesk:
 
     def doubts(self) -> list[Doubt]:
         """Who is under doubt, and by whose word."""
-        found: list[Doubt] = []
-        for case in self._cases.values():
-            doubtful = sorted(name for name, report in case.words.items() if report.word is Word.DOUBT)
-            if doubtful and case.decision is None:
-                found.append(Doubt(case.interval.name, case.interval.pnode_id, doubtful[0], case.doubt_s))
-        return found
+        return [doubt for case in self._cases.values() if (doubt := doubt_of(case)) is not None]
 
     def check(self) -> None:
         """Raises InvariantBroken unless the parts fit each other."""
@@ -249,11 +247,7 @@ class AuditDesk:
         if {task_id for case in self._cases.values() for task_id in case.tasks} != self._tasks.keys():
             raise InvariantBroken("a task belongs to no case", code="bad_desk")
         for name, case in self._cases.items():
-            accused = case.interval.pnode_id
-            if accused in case.asked or accused in case.words or self._verdict(name) is not Verdict.OPEN:
-                raise InvariantBroken(f"the case of {name[:12]} is audited by its accused, or is not open", code="bad_desk")
-            if case.decision is not None and (case.tasks or case.decision.verdict not in SETTLED):
-                raise InvariantBroken(f"the case of {name[:12]} is decided and goes on", code="bad_desk")
+            case.check(self._verdict(name))
 
     # Inside
 
@@ -348,7 +342,7 @@ class AuditDesk:
         """Decides the case, or asks whoever is still needed; returns how many were looked for."""
         people = self._people
         waits = bool(people.verifiers) and not (case.word_s and now_s >= case.word_s + GIVE_UP_S)
-        ends = waits and is_last(case.interval.batches, people.num_batches)
+        ends = waits and is_last(case.interval.batches, self._held.get(case.interval.name, 0), people.num_batches)
         others = max(LAST_AUDITORS if ends else 1, people.redundancy.get(case.interval.vnode, 1) - 1)
         found = weighed(case, can_look=bool(people.verifiers), wanted=others)
         if isinstance(found, Decision):

@@ -35,11 +35,14 @@ class Drawing:
         trusted = self._trusts(pnode_id) and not standing.num_quarantines
         return rate(standing.passes.seen(now_s), standing.state, floors, trusted=trusted)
 
-    def verdict(self, view: ModelView, one: Contribution) -> Verdict:
-        """What the draw says of a new interval: open or spared. Raises InvariantBroken in a process without a secret."""
+    def verdict(self, view: ModelView, one: Contribution, num_held: int) -> Verdict:
+        """What the draw says of a new interval: open or spared. ``num_held``: batches of the checkpoint that brings it.
+
+        Raises InvariantBroken in a process without a secret.
+        """
         if self._secret is None:
             raise InvariantBroken("audits are in force and this process has nothing to draw with", code="no_draw_secret")
-        always = _is_redundant(view, one.vnode) or _is_last(view, one)
+        always = _is_redundant(view, one.vnode) or _is_last(view, one, num_held)
         probability = 1.0 if always else self.rate(view, one.pnode_id)
         return Verdict.OPEN if is_drawn(self._secret, one.interval, probability) else Verdict.SPARED
 
@@ -52,9 +55,9 @@ class Drawing:
         return self._folded[1].get(pnode_id) or begun(self._clock.wall())
 
 
-def _is_last(view: ModelView, one: Contribution) -> bool:
+def _is_last(view: ModelView, one: Contribution, num_held: int) -> bool:
     """Whether the job ends with that interval."""
-    return view.job is not None and is_last(one.batches, int(view.job.request.num_batches))
+    return view.job is not None and is_last(one.batches, num_held, int(view.job.request.num_batches))
 
 
 def _is_redundant(view: ModelView, vnode: str) -> bool:

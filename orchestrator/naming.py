@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from dataservice import keys
@@ -212,7 +213,7 @@ class Naming:
         self.went_back = bool(taken.fenced)
         self.found_fault = taken.found_fault
         outcome = audited_manifest(
-            view.chain, parent, digest, self._taken, taken, rules, lambda one: self._drawing.verdict(view, one), next_replica
+            view.chain, parent, digest, self._taken, taken, rules, partial(self._drawing.verdict, view), next_replica
         )
         self._tell_verdicts(view.chain, taken)
         return outcome

@@ -102,13 +102,14 @@ def is_drawn(secret: Secret, interval: str, probability: float) -> bool:
     return secret.number(_DRAW, interval) < probability
 
 
-def is_last(batches: IntervalSet, num_batches: int) -> bool:
-    """Whether an interval holds any of the last batches of its job. Such are always drawn, and audited by `LAST_AUDITORS`: nothing learned later would mend
-    what they spoil, nor would a later host find that it cannot learn from them. Of a job whose size is not known (0) none is.
+def is_last(batches: IntervalSet, num_held: int, num_batches: int) -> bool:
+    """Whether a job ends with an interval: it holds any of the last batches, or comes last, whatever it holds: with its checkpoint its VNode has all but so
+    few (``num_held``: how many). Such are always drawn, and audited by `LAST_AUDITORS`: nothing learned later would mend what they spoil, nor would a later
+    host find that it cannot learn from them. Of a job whose size is not known (0) none is.
     """
     highest = batches.highest()
-    last = max(1, min(num_batches // LAST_PART, LAST_BATCHES))
-    return highest is not None and num_batches > 0 and highest >= num_batches - last
+    first = num_batches - max(1, min(num_batches // LAST_PART, LAST_BATCHES))
+    return num_batches > 0 and (num_held >= first or (highest is not None and highest >= first))
 
 
 def task_of(secret: Secret, interval: str, auditor: str, attempt: int) -> Task:

@@ -98,6 +98,16 @@ class Ledger:
                 found = found | self.intervals[name].batches
         return found
 
+    def num_held(self) -> dict[str, int]:
+        """Of each interval in a line: how many batches its VNode has with the checkpoint that brought it."""
+        found: dict[str, int] = {}
+        for line in self.lines.values():
+            held = 0
+            for one in line:
+                held += sum(len(self.intervals[name].batches) for name in one.intervals)
+                found |= dict.fromkeys(one.intervals, held)
+        return found
+
     def num_cleared(self, vnode: str) -> int:
         """How many checkpoints of a VNode are cleared, from the oldest on: the draw was made for every interval back to the beginning, and none is
         open or failed. At least 1: the beginning is cleared.

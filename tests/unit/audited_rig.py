@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dataservice.manifest_form import Contribution, Manifest, from_proto, to_proto
 from dataservice.manifests import Outcome, Rules, StoredState
@@ -11,7 +11,7 @@ from dcnr.ids import Digest, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import common_pb2, model_pb2
 from orchestrator.audit_events import Decision
-from orchestrator.audited import audited_manifest
+from orchestrator.audited import Draw, audited_manifest
 from orchestrator.chain import Chain, ChainReader
 from orchestrator.checkpoints import Judged
 from orchestrator.verdicts import Taken, news, take
@@ -21,7 +21,6 @@ from trust.ledger import Verdict
 NOW_MS, JOB = 1_800_000_000_000, "job"
 NODES = {letter: digest_of(letter.encode())[:40] for letter in "xyz"}
 BEHIND = {"a": frozenset("b"), "b": frozenset[str]()}
-Draw = Callable[[Contribution], Verdict]
 
 
 def name_of(text: str) -> Digest:
@@ -87,7 +86,7 @@ class Job:
         assert known.chronicle == chronicle_of(self.manifests, {one.digest for line in known.ledger.lines.values() for one in line})
         return known
 
-    def named(self, *records: Judged, decisions: Sequence[Decision] = (), draw: Draw = lambda _: Verdict.SPARED) -> Outcome:
+    def named(self, *records: Judged, decisions: Sequence[Decision] = (), draw: Draw = lambda *_: Verdict.SPARED) -> Outcome:
         """The next manifest, if there is anything to say."""
         self.now_ms += 1000
         chain, digest = self.chain(), self.digest(-1)
@@ -122,4 +121,4 @@ class Job:
 def drawn(*names: str) -> Draw:
     """Draws these intervals and no others."""
     digests = {name_of(name) for name in names}
-    return lambda one: Verdict.OPEN if one.interval in digests else Verdict.SPARED
+    return lambda one, _: Verdict.OPEN if one.interval in digests else Verdict.SPARED

@@ -20,7 +20,7 @@ from orchestrator.audits import GIVE_UP_S, AuditDesk
 from orchestrator.decider import GRANT_LIFETIME_S
 from trust.auditors import Candidate
 from trust.draw import LAST_BATCHES, LAST_PART, Secret, Task, is_last, task_of
-from trust.ledger import Interval, Ledger, Verdict
+from trust.ledger import Interval, Ledger, Named, Verdict
 from trust.overturned import AGAIN_S, Truth
 from trust.separation import Party, Separation
 from trust.standing import State
@@ -194,7 +194,32 @@ def test_two_look_at_the_end_of_a_job_one_of_them_the_verifier_where_nobody_else
     ],
 )
 def test_a_job_ends_with_whatever_holds_one_of_its_last_batches(batches: IntervalSet, num_batches: int, wanted: bool) -> None:
-    assert is_last(batches, num_batches) is wanted
+    assert is_last(batches, 0, num_batches) is wanted
+
+
+@pytest.mark.parametrize(
+    ("num_held", "num_batches", "wanted"), [(630, 640, True), (629, 640, False), (63, 64, True), (0, 0, False)]
+)
+def test_a_job_ends_with_whatever_comes_last(num_held: int, num_batches: int, wanted: bool) -> None:
+    assert {is_last(batches, num_held, num_batches) for batches in (IntervalSet.empty(), IntervalSet.span(0, 1))} == {wanted}
+
+
+def test_two_look_at_what_comes_last_though_it_holds_early_batches() -> None:
+    name, held = NAMES[0], "e" * 64
+    before = Interval(held, 0, "a", "a.0", "accused", IntervalSet.span(1, 64), Verdict.SPARED)
+    last = Interval(name, 1, "a", "a.0", "accused", IntervalSet.span(0, 1), Verdict.OPEN)
+    line = (Named("0", ()), Named("1", (held,)), Named("2", (name,)))
+    numbers = itertools.count()
+    desk = AuditDesk(SECRET, Separation(single_host=True), lambda: f"{next(numbers):032x}")
+    desk.tick(People(ACCUSED | AUDITORS, (VERIFIER,), num_batches=64), 0.0)
+    desk.chronicle(Ledger({"a": line}, {held: before, name: last}), 0.0)
+    desk.answered("accused", name, BUNDLE, 0.0)
+    [task] = [one for one in desk.take() if isinstance(one, SendTask)]
+    desk.reported(Report(task.task_id, task.auditor, name, Word.PASS, digest="d" * 64), 1.0)
+    assert not desk.decisions(), "another one is asked"
+    [task] = [one for one in desk.take() if isinstance(one, SendTask)]
+    desk.reported(Report(task.task_id, task.auditor, name, Word.PASS, digest="d" * 64), 2.0)
+    assert [one.verdict for one in desk.decisions()] == [Verdict.PASSED]
 
 
 def test_what_is_heard_or_known_later_counts() -> None:
