@@ -135,7 +135,7 @@ class World:
 
     def _node(self, *, is_bad: bool) -> Node:
         self.figures.names += 1
-        earlier = [Passed(self._now_s, self._now_s)] * self._rng.choice(RECORDS)
+        earlier = [Passed(self._now_s, self._now_s, NUM_STEPS)] * self._rng.choice(RECORDS)
         node = Node(f"n{self.figures.names}", folded(begun(self._now_s), earlier))
         if is_bad:
             node.behaviour, node.often = self._rng.choice(BEHAVIOURS), self._rng.choice(FREQUENCIES)
@@ -185,9 +185,9 @@ class World:
         last = claim.states[len(batches)]
         name = digest_of(f"{stage.id} {node.name} {len(self._ledger.intervals)}".encode())
         self._states[digest_of(last)] = last
-        p = rate(node.standing.passes.seen(self._now_s), node.standing.state, FLOORS, trusted=False)
+        p = rate(node.standing.record(self._now_s, len(batches)), node.standing.state, FLOORS, trusted=False)
         done = IntervalSet.of(*((batch, batch + 1) for batch in batches))
-        ends = is_last(done, self.setting.num_batches)
+        ends = is_last(done, len(self._held(at) | done), self.setting.num_batches)
         drawn = ends or is_drawn(self._secret, name, p)
         verdict = Verdict.OPEN if drawn else Verdict.SPARED
         interval = Interval(
@@ -195,7 +195,7 @@ class World:
         )
         lines = {**self._ledger.lines, stage.id: (*line, Named(digest_of(last), (name,)))}
         self._ledger = Ledger(lines, {**self._ledger.intervals, name: interval})
-        self._told.append(Told(node.name, name, verdict, self._now_s, self._now_s, ""))
+        self._told.append(Told(node.name, name, verdict, self._now_s, self._now_s, "", len(done)))
         node.life.append(Drawn(len(batches), p))
         self._bad[name] = num_bad
         self._claims[name] = claim
@@ -298,7 +298,7 @@ class World:
         self._judged(name, Verdict.PASSED)
         accused = self._named(found.pnode_id)
         if accused is not None:
-            accused.standing = after(accused.standing, Passed(self._now_s, self._now_s))
+            accused.standing = after(accused.standing, Passed(self._now_s, self._now_s, len(found.batches)))
 
     def _look_again(self, waved: Sequence[tuple[str, float]]) -> None:
         """What an auditor passed lately that is found out, for whatever it did, is open again, and a verifier looks."""

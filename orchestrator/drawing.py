@@ -13,6 +13,7 @@ from trust.folding import Chronicle, standings_of
 from trust.ledger import Verdict
 from trust.network import NetworkPolicy
 from trust.standing import Standing, begun
+from vnode.checks.claims import MAX_STEPS
 
 Standings = Callable[[ModelView, str], Standing]
 """Where a PNode stands with this orchestrator, by the chain of that view."""
@@ -28,12 +29,14 @@ class Drawing:
         self.standing: Standings = self._by_chain
         self._folded: tuple[str, dict[str, Standing]] = ("", {})
 
-    def rate(self, view: ModelView, pnode_id: str) -> float:
-        """The probability with which an interval of that PNode is drawn now. Whoever was quarantined once is trusted no more than anybody."""
+    def rate(self, view: ModelView, pnode_id: str, num_batches: int) -> float:
+        """The probability with which an interval of that PNode and of so many batches is drawn now. Whoever was quarantined once is trusted no more than
+        anybody.
+        """
         standing, now_s = self.standing(view, pnode_id), self._clock.wall()
         floors = floors_of(self._policy().document.audit_floor)
         trusted = self._trusts(pnode_id) and not standing.num_quarantines
-        return rate(standing.passes.seen(now_s), standing.state, floors, trusted=trusted)
+        return rate(standing.record(now_s, num_batches), standing.state, floors, trusted=trusted)
 
     def verdict(self, view: ModelView, one: Contribution, num_held: int) -> Verdict:
         """What the draw says of a new interval: open or spared. ``num_held``: batches of the checkpoint that brings it.
@@ -42,8 +45,8 @@ class Drawing:
         """
         if self._secret is None:
             raise InvariantBroken("audits are in force and this process has nothing to draw with", code="no_draw_secret")
-        always = _is_redundant(view, one.vnode) or _is_last(view, one, num_held)
-        probability = 1.0 if always else self.rate(view, one.pnode_id)
+        always = _is_redundant(view, one.vnode) or _is_last(view, one, num_held) or len(one.batches) > MAX_STEPS
+        probability = 1.0 if always else self.rate(view, one.pnode_id, len(one.batches))
         return Verdict.OPEN if is_drawn(self._secret, one.interval, probability) else Verdict.SPARED
 
     def _by_chain(self, view: ModelView, pnode_id: str) -> Standing:

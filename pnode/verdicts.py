@@ -26,7 +26,7 @@ from pnode.home import read_whole
 from pnode.placing import Say
 from pnode.trail import MAX_MANIFESTS, Fetch
 from trust.envelope import parse_envelope
-from trust.late_draw import MAX_SPARED, SPARED_KEPT_S
+from trust.late_draw import SPARED_KEPT_S, Newer
 from trust.ledger import Verdict
 from trust.network import NetworkPolicy
 
@@ -47,6 +47,7 @@ class Told:
 
     verdict: str
     decided_s: float
+    num_batches: int = 1
 
 
 class Verdicts:
@@ -119,7 +120,7 @@ class Verdicts:
             unknown.difference_update(one.interval for one in told[-1])
             digest = manifest.parent_digest
         for one in (one for some in reversed(told) for one in some):
-            self._known.setdefault(one.replica, {})[one.interval] = Told(one.verdict, one.decided_unix_ms / 1000)
+            self._known.setdefault(one.replica, {})[one.interval] = Told(one.verdict, one.decided_unix_ms / 1000, _num_batches(one))
             self._settled.pop(one.replica, None)
         self._read[model] = newest
 
@@ -183,9 +184,15 @@ class Verdicts:
 
 
 def spared_of(kept: Sequence[str], known: Mapping[str, Told], now_s: float) -> list[str]:
-    """Of the intervals ``kept``, oldest first, those that were not drawn, not long ago: the newest `MAX_SPARED`."""
+    """Of the intervals ``kept``, oldest first, those that were not drawn, not long ago: the newest (`Newer`)."""
     spared = [name for name in kept if name in known and known[name].verdict == Verdict.SPARED.value]
-    return [name for name in spared[-MAX_SPARED:] if now_s - known[name].decided_s < SPARED_KEPT_S]
+    newer = Newer()
+    found = [name for name in reversed(spared) if newer.keeps(known[name].num_batches)]
+    return [name for name in reversed(found) if now_s - known[name].decided_s < SPARED_KEPT_S]
+
+
+def _num_batches(one: model_pb2.Contribution) -> int:
+    return sum(int(pair.end) - int(pair.first) for pair in one.batches.intervals)
 
 
 def decided_of(kept: Sequence[str], known: Mapping[str, str]) -> list[str]:

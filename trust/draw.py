@@ -68,7 +68,9 @@ def floors_of(audit_floor: float) -> Floors:
 
 
 def rate(passes: float, state: State, floors: Floors, *, trusted: bool) -> float:
-    """The probability in (0, 1] with which a PNode's interval is drawn. ``passes``: audits passed, as far as they still count."""
+    """The probability in (0, 1] with which a PNode's interval is drawn. ``passes``: audits passed, as far as they still count and cover an
+    interval of its size (`trust.standing.Standing.record`).
+    """
     if state in ALWAYS:
         return 1.0
     anybodys = 1.0 if state is State.PROBATION else min(1.0, FULL_PASSES / (max(0.0, passes) + 1.0))

@@ -55,6 +55,8 @@ class Told:
     committed_s: float
     """When a manifest first named the interval."""
     evidence: str
+    num_batches: int = 1
+    """Of the interval."""
 
     @property
     def proof(self) -> Proof:
@@ -193,7 +195,7 @@ def _places(dates_s: Sequence[float]) -> list[float]:
 def _event_of(told: Told, verified: Collection[Proof]) -> Event | None:
     match told.verdict:
         case Verdict.PASSED:
-            return Passed(told.decided_s, told.committed_s)
+            return Passed(told.decided_s, told.committed_s, told.num_batches)
         case Verdict.UNVERIFIABLE:
             return Unverified(told.decided_s, told.committed_s)
         case Verdict.FAILED if told.proof in verified:
@@ -243,7 +245,7 @@ def _begin(reading: _Reading, name: str, one: model_pb2.Contribution) -> None:
         name, len(reading.intervals), one.vnode, one.replica, check_node_id(one.pnode_id), batches, verdict
     )
     reading.committed_s[name] = decided_s
-    reading.told.append(Told(one.pnode_id, name, verdict, decided_s, decided_s, ""))
+    reading.told.append(Told(one.pnode_id, name, verdict, decided_s, decided_s, "", len(reading.intervals[name].batches)))
 
 
 def _change(reading: _Reading, name: str, one: model_pb2.Contribution) -> None:
@@ -255,7 +257,9 @@ def _change(reading: _Reading, name: str, one: model_pb2.Contribution) -> None:
         raise Corrupt(f"interval {name[:12]} failed without evidence", code="bad_ledger")
     reading.intervals[name] = replace(before, verdict=verdict)
     committed_s = reading.committed_s[name]
-    reading.told.append(Told(one.pnode_id, name, verdict, one.decided_unix_ms / 1000, committed_s, one.evidence))
+    reading.told.append(
+        Told(one.pnode_id, name, verdict, one.decided_unix_ms / 1000, committed_s, one.evidence, len(before.batches))
+    )
 
 
 def _check_same(before: Interval, one: model_pb2.Contribution) -> None:

@@ -12,7 +12,7 @@ what stands on a fault goes back with it. What an honest PNode did whose memory 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -26,9 +26,29 @@ BURST_LOSS: Final = 1e4
 AT_ONCE: Final = 4
 """With so many intervals of a VNode open, or of a PNode that was found out, no more are drawn late: the first that fails takes many back."""
 MAX_SPARED: Final = 16
-"""Spared intervals of a replica whose evidence its PNode keeps, the newest."""
+"""Spared intervals of a replica whose evidence its PNode keeps, the newest; where they are of different sizes, `Newer` says which."""
 SPARED_KEPT_S: Final = 8 * 3600.0
 """So long it keeps it, where there is room; only in the first half of that time an interval is drawn late, so that nobody is asked for what is too old."""
+
+
+class Newer:
+    """Of a replica's spared intervals, told from the newest on: whether the evidence of each is still kept.
+
+    One that came later counts as the part that it is of this one, whole where it is larger: else whoever cheats in a large one would have it out of sight by
+    `MAX_SPARED` of a batch each. Who hears of fewer of them keeps no fewer.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, int]] = {}
+        """How many, and their batches, by size: of one power of two to the next."""
+
+    def keeps(self, num_batches: int) -> bool:
+        """Of the next older one, of so many batches."""
+        own = max(1, num_batches)
+        num_newer = sum(min(num * own, batches) for num, batches in self._seen.values()) / own
+        num, batches = self._seen.get(own.bit_length(), (0, 0))
+        self._seen[own.bit_length()] = (num + 1, batches + own)
+        return num_newer < MAX_SPARED
 
 
 def backwards(ledger: Ledger, vnode: str, state: str = "") -> Iterator[Interval]:
@@ -59,15 +79,14 @@ def drawn_late(ledger: Ledger, vnodes: Sequence[str], state: str, recent: Collec
 def spared_lately(ledger: Ledger, told: Sequence[Told], now_s: float) -> dict[str, float]:
     """Intervals that were spared so lately that their PNodes still keep the evidence, the newest first, with the time. ``told``: oldest first.
 
-    Of each replica the newest `MAX_SPARED` that were *ever* spared: what is drawn late makes no room for an older one, whose evidence is gone.
+    Of each replica the newest that were *ever* spared (`Newer`): what is drawn late makes no room for an older one, whose evidence is gone.
     """
     found: dict[str, float] = {}
-    seen: Counter[tuple[str, str]] = Counter()
+    newer: defaultdict[tuple[str, str], Newer] = defaultdict(Newer)
     for one in reversed(told):
         if one.verdict is Verdict.SPARED:
-            replica = (one.pnode_id, ledger.intervals[one.interval].replica)
-            seen[replica] += 1
-            if seen[replica] <= MAX_SPARED and one.decided_s > now_s - SPARED_KEPT_S / 2:
+            is_kept = newer[one.pnode_id, ledger.intervals[one.interval].replica].keeps(one.num_batches)
+            if is_kept and one.decided_s > now_s - SPARED_KEPT_S / 2:
                 found[one.interval] = one.decided_s
     return found
 

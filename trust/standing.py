@@ -3,9 +3,10 @@
 probation → active → suspect → quarantined → rehab → probation; banned is the end of a key. Only what can be checked again moves a standing: slow, late,
 crashed or gone is none of its business (`trust.scores` keeps that). Ours. Times are seconds of network time.
 
-Probation and active differ by the record alone: k, the passed audits that still count. A fault, found at any time, ends the record. What is found later about
-intervals committed before a quarantine is the same offence and lengthens nothing. An interval that could not be verified blames nobody, since people leave; but
-it halves the record, else whoever hands over nothing when a cheat is drawn would never be caught.
+Probation and active differ by the record alone: k, the passed audits that still count. Of how much they were counts too: for an interval the record is worth
+no more than the batches that passed are of those that it has (`Standing.record`), since a PNode says itself where its intervals end. A fault, found at any
+time, ends the record. What is found later about intervals committed before a quarantine is the same offence and lengthens nothing. An interval that could not
+be verified blames nobody, since people leave; but it halves the record, else whoever hands over nothing when a cheat is drawn would never be caught.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ QUARANTINE_GROWTH: Final = 4.0
 LONGEST_QUARANTINE_S: Final = 7.0 * DAY_S
 SHADOW_UNITS: Final = 20
 """Units done for nothing in rehab, all of them right, where the network document says nothing else."""
+USUAL: Final = 2.0
+"""An interval of up to so many times the size of those that passed is covered by each of them: how much is learned between two checkpoints varies."""
 UNVERIFIED_PART: Final = 0.5
 """Of its passes a PNode keeps so much when one of its intervals cannot be verified."""
 REAUDITORS: Final = 2
@@ -61,6 +64,8 @@ class Passed:
 
     at_s: float
     committed_s: float
+    num_batches: int = 1
+    """Of the interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +162,8 @@ class Standing:
     reason: str
     terms: Terms = ORDINARY
     passes: Faded = field(default_factory=lambda: Faded(PASSES_HALF_LIFE_S))
+    batches: Faded = field(default_factory=lambda: Faded(PASSES_HALF_LIFE_S))
+    """Of the intervals that passed."""
     clean_from_s: float = float("-inf")
     """Start of the last quarantine: what was committed before it neither counts for the PNode nor against it any more."""
     until_s: float = 0.0
@@ -179,13 +186,18 @@ class Standing:
         """What was named by then is suspect since it was found out: until its last quarantine is over, since whoever decides meanwhile may not know of it."""
         return math.inf if self.key_is_dead else max(self.clean_from_s, self.until_s)
 
+    def record(self, now_s: float, num_batches: int) -> float:
+        """Passed audits that count for an interval of so many batches: none for more than `USUAL` times as many as it covered itself, on average."""
+        passes = self.passes.seen(now_s)
+        return min(passes, USUAL * self.batches.seen(now_s) / num_batches) if num_batches > 0 else passes
+
     def check(self) -> None:
         """Raises InvariantBroken unless the parts fit each other."""
         fits = (
             (self.state is State.SUSPECT) == bool(self.doubts)
             and (self.state is not State.QUARANTINED or 0.0 < self.until_s - self.clean_from_s <= LONGEST_QUARANTINE_S + 1.0)
             and (self.state not in (State.QUARANTINED, State.BANNED) or bool(self.evidence))
-            and (self.state in WORKING or self.passes.amount == 0.0)
+            and (self.state in WORKING or self.passes.amount == self.batches.amount == 0.0)
             and 0 <= self.num_shadows < self.terms.shadow_units
             and len(self.doubts) <= MAX_DOUBTS
         )
@@ -216,8 +228,8 @@ def after(before: Standing, event: Event) -> Standing:
     match event:
         case Waited():
             return standing
-        case Passed(committed_s=committed_s):
-            return _passed(standing, now_s, committed_s)
+        case Passed(committed_s=committed_s, num_batches=num_batches):
+            return _passed(standing, now_s, committed_s, num_batches)
         case Unverified(committed_s=committed_s):
             return _unverified(standing, now_s, committed_s)
         case Doubted(interval=interval, auditor=auditor):
@@ -259,18 +271,19 @@ def _by_record(standing: Standing, now_s: float) -> Standing:
     return standing
 
 
-def _passed(standing: Standing, now_s: float, committed_s: float) -> Standing:
+def _passed(standing: Standing, now_s: float, committed_s: float, num_batches: int) -> Standing:
     if standing.state not in WORKING or committed_s < standing.clean_from_s:
         return standing
-    return _by_record(replace(standing, passes=standing.passes.plus(1.0, now_s)), now_s)
+    passes, batches = standing.passes.plus(1.0, now_s), standing.batches.plus(float(num_batches), now_s)
+    return _by_record(replace(standing, passes=passes, batches=batches), now_s)
 
 
 def _unverified(standing: Standing, now_s: float, committed_s: float) -> Standing:
     """Where nothing was passed nothing is taken away."""
     if committed_s < standing.clean_from_s:
         return standing
-    kept = replace(standing.passes, amount=UNVERIFIED_PART * standing.passes.amount)
-    return _by_record(replace(standing, passes=kept), now_s)
+    passes, batches = (replace(one, amount=UNVERIFIED_PART * one.amount) for one in (standing.passes, standing.batches))
+    return _by_record(replace(standing, passes=passes, batches=batches), now_s)
 
 
 def _doubted(standing: Standing, now_s: float, interval: str, auditor: str) -> Standing:

@@ -75,12 +75,14 @@ def _rates(told: Iterable[Told], rules: DrawRules) -> dict[str, float]:
         standing = standings.get(one.pnode_id) or begun(one.committed_s)
         if one.interval not in rates:
             trusted = one.pnode_id not in found_out and rules.trusts(one.pnode_id, one.committed_s)
-            rates[one.interval] = rate(standing.passes.seen(one.committed_s), standing.state, rules.floors, trusted=trusted)
+            rates[one.interval] = rate(
+                standing.record(one.committed_s, one.num_batches), standing.state, rules.floors, trusted=trusted
+            )
         if one.verdict is Verdict.FAILED:
             found_out.add(one.pnode_id)
             standing = begun(one.decided_s)  # quarantine and rehab, then this
         elif one.verdict is Verdict.PASSED:
-            standing = after(standing, Passed(one.decided_s, one.committed_s))
+            standing = after(standing, Passed(one.decided_s, one.committed_s, one.num_batches))
         elif one.verdict is Verdict.UNVERIFIABLE:
             standing = after(standing, Unverified(one.decided_s, one.committed_s))
         standings[one.pnode_id] = standing

@@ -18,6 +18,7 @@ from trust.identity import NodeKey
 from trust.ledger import Verdict
 from trust.network import create_document, verify_chain
 from trust.standing import SHADOW_UNITS, Faulted, ShadowPassed, Standing, State, begun, folded
+from vnode.checks.claims import MAX_STEPS
 
 NOW, NODE = 1e9, digest_of(b"node")[:40]
 POLICY = verify_chain([create_document(NodeKey.generate(), name="n", now_wall=NOW, orchestrator_ids=["ab" * 20], audits="drawn")])
@@ -27,7 +28,7 @@ VIEW = ModelView("m", model_pb2.Head(), b"")
 def rate_of(standing: Standing, *, trusted: bool) -> float:
     drawing = Drawing(Secret(b"k" * 32), lambda: POLICY, SystemClock(), lambda node_id: trusted)
     drawing.standing = lambda view, pnode_id: standing
-    return drawing.rate(VIEW, NODE)
+    return drawing.rate(VIEW, NODE, 4)
 
 
 def test_trust_counts_until_a_quarantine() -> None:
@@ -41,9 +42,8 @@ def test_trust_counts_until_a_quarantine() -> None:
 def trusted_one() -> Drawing:
     """By which everybody is trusted, and has passed more audits than anybody."""
     drawing = Drawing(Secret(b"k" * 32), lambda: POLICY, SystemClock(), lambda node_id: True)
-    drawing.standing = lambda view, pnode_id: replace(
-        begun(NOW), state=State.ACTIVE, passes=begun(NOW).passes.plus(1e6, SystemClock().wall())
-    )
+    much = begun(NOW).passes.plus(1e6, SystemClock().wall())
+    drawing.standing = lambda view, pnode_id: replace(begun(NOW), state=State.ACTIVE, passes=much, batches=much)
     return drawing
 
 
@@ -59,7 +59,7 @@ def parted(first: int, end: int) -> list[Contribution]:
 
 def test_what_a_job_ends_with_is_drawn_whoever_did_it() -> None:
     drawing = trusted_one()
-    assert drawing.rate(VIEW, NODE) == LOWEST_FLOOR
+    assert drawing.rate(VIEW, NODE, 4) == LOWEST_FLOOR
 
     def said(first: int, end: int) -> list[Verdict]:
         pieces = (Contribution("a", "a.0", NODE, IntervalSet.span(first, end), interval=digest_of(bytes([at]))) for at in range(20))
@@ -67,6 +67,20 @@ def test_what_a_job_ends_with_is_drawn_whoever_did_it() -> None:
 
     assert said(60, 64) == [Verdict.OPEN] * 20
     assert Verdict.SPARED in said(59, 63)
+
+
+def test_what_no_audit_can_open_is_drawn_for_certain() -> None:
+    """It is unverifiable then, and counts for nothing, like whatever nobody can look at."""
+    drawing = trusted_one()
+
+    def said(num_batches: int) -> set[Verdict]:
+        pieces = (
+            Contribution("a", "a.0", NODE, IntervalSet.span(0, num_batches), interval=digest_of(bytes([at]))) for at in range(20)
+        )
+        return {drawing.verdict(viewed(10**6), one, num_batches) for one in pieces}
+
+    assert Verdict.SPARED in said(MAX_STEPS)
+    assert said(MAX_STEPS + 1) == {Verdict.OPEN}
 
 
 def test_what_comes_last_is_drawn_whatever_it_holds() -> None:

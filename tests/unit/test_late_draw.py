@@ -108,6 +108,16 @@ def told(found: Ledger, *, spared_s: float = NOW_S) -> list[Told]:
     return [Told("x", name, Verdict.SPARED, spared_s + at, spared_s + at, "") for at, name in enumerate(names)]
 
 
+def test_small_intervals_put_no_large_one_out_of_sight() -> None:
+    found = ledger(2 * MAX_SPARED)
+    said = [replace(one, num_batches=4096 if one.interval == "0" else 1) for one in told(found)]
+    lately = spared_lately(found, said, NOW_S + 60)
+    assert list(lately) == [*(str(at) for at in range(2 * MAX_SPARED - 1, MAX_SPARED - 1, -1)), "0"]
+    assert left_behind(found, said, {"x": NOW_S + 99}, NOW_S + 60)["a"][0].name == "0", "the oldest is drawn first"
+    large = [replace(one, num_batches=1 if one.interval == "0" else 4096) for one in told(found)]
+    assert "0" not in spared_lately(found, large, NOW_S + 60), "nor is a small one kept behind as many large ones"
+
+
 def left(found: Ledger, found_out_s: dict[str, float], now_s: float = NOW_S + 60) -> dict[str, list[str]]:
     some = left_behind(found, told(found), found_out_s, now_s)
     return {vnode: [one.name for one in intervals] for vnode, intervals in some.items()}

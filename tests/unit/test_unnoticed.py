@@ -44,9 +44,9 @@ class Book:
             number, now_s = len(self.intervals), NOW + len(self.told)
             name, batches = digest_of(f"{id(self)} {number}".encode()), IntervalSet.span(number * 100, number * 100 + num_batches)
             self.intervals.append(Interval(name, number, "a", "a.0", pnode, batches, verdict))
-            self.told.append(Told(pnode, name, SPARED if verdict is SPARED else OPEN, now_s, now_s, ""))
+            self.told.append(Told(pnode, name, SPARED if verdict is SPARED else OPEN, now_s, now_s, "", num_batches))
             if verdict not in (SPARED, OPEN):
-                self.told.append(Told(pnode, name, verdict, now_s + 1, now_s, "e" if verdict is FAILED else ""))
+                self.told.append(Told(pnode, name, verdict, now_s + 1, now_s, "e" if verdict is FAILED else "", num_batches))
         return self
 
     def chronicle(self) -> Chronicle:
