@@ -2,19 +2,22 @@
 
 A pass is believed from whom it was asked. A fault whose record does not hold counts as a doubt, and is looked at with own eyes. A doubt is over when two
 others find nothing; where two others share it own eyes decide, and where these cannot, the interval is taken back and nobody is blamed. So it is where the
-verifier finds a fault that it cannot prove: what it found wrong never passes. That an interval cannot be verified is believed of two, or of the verifier,
-unless somebody could.
+verifier finds a fault that it cannot prove: what it found wrong never passes. That an interval cannot be verified is believed of the verifier, and of two
+where it cannot look, unless somebody could.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from dcnr.errors import InvariantBroken
 from orchestrator.audit_events import Bundle, Decision, Doubt, Report, Wait, Word
+from trust.auditors import Candidate
 from trust.going_back import Cause
 from trust.ledger import Interval, Verdict
+from trust.separation import Party
 from trust.standing import REAUDITORS
 
 AUDIT_S: Final = 120.0
@@ -28,7 +31,7 @@ LONGEST_CHALLENGE_S: Final = 600.0
 LOOK_S: Final = 5.0
 """Where nobody can audit now, somebody is looked for again after this time."""
 LACKING: Final = 2
-"""So many auditors say that an interval cannot be verified, and it is."""
+"""So many auditors say that an interval cannot be verified, and it is, or own eyes look."""
 SETTLED: Final = frozenset((Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIABLE))
 """What a case ends with."""
 UNPROVEN: Final = "the verifier found a fault that its record does not prove"
@@ -55,6 +58,8 @@ class Case:
     challenged_s: float = float("-inf")
     tasks: dict[str, Asked] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
+    parties: dict[str, Party] = field(default_factory=dict)
+    """Of whom was asked and is no verifier: where each belonged then."""
     words: dict[str, Report] = field(default_factory=dict)
     """Of each auditor; a fault counts as a doubt until its record is verified."""
     own: set[str] = field(default_factory=set)
@@ -67,6 +72,8 @@ class Case:
     """When a fault record was verified."""
     alone_s: float = 0.0
     """Since when nobody is found who may audit it; 0: somebody was, or nobody was looked for."""
+    blind_s: float = 0.0
+    """When a verifier that was asked first said nothing."""
     num_late: int = 0
     is_repeated: bool = False
     """Whether the verifier repeats it whatever the auditor says, which nobody can tell."""
@@ -76,6 +83,13 @@ class Case:
     def longest_until_s(self) -> float:
         """Until then an accused that is here may show its evidence."""
         return self.since_s + LONGEST_CHALLENGE_S
+
+    def beside(self, candidates: Mapping[str, Candidate]) -> tuple[Party, ...]:
+        """Whose words count: who has said something, and who is asked now. Whom an earlier desk asked is known while it is here."""
+        names = sorted({*self.words, *(asked.auditor for asked in self.tasks.values())} - self.own)
+        here = {name: candidates[name].party for name in names if name in candidates}
+        known = here | {name: self.parties[name] for name in names if name in self.parties}
+        return tuple(known[name] for name in names if name in known)
 
     def check(self, verdict: Verdict | None) -> None:
         """Raises InvariantBroken unless it fits itself and the chain's word on its interval."""
@@ -91,11 +105,13 @@ def ended_without(case: Case, asked: Asked, now_s: float, *, is_late: bool) -> N
     case.num_late += is_late
     if asked.is_verifier:
         case.asked.discard(asked.auditor)
+        case.blind_s = case.blind_s or now_s
         case.until_s = now_s + LOOK_S
 
 
-def weighed(case: Case, *, can_look: bool, wanted: int = 1) -> Decision | tuple[int, bool]:
+def weighed(case: Case, *, can_look: bool, wanted: int = 1, gives_up: bool = False) -> Decision | tuple[int, bool]:
     """The decision, or how many auditors have to be at work and whether only own eyes will do. ``can_look``: this orchestrator is a verifier.
+    ``gives_up``: it has not looked for so long that two who cannot verify are believed.
 
     ``wanted``: auditors that must find nothing: two of what a job ends with; where a graph asks for redundant executions, all but the replica's own.
     """
@@ -108,9 +124,11 @@ def weighed(case: Case, *, can_look: bool, wanted: int = 1) -> Decision | tuple[
         return Decision(name, Verdict.PASSED, "the verifier found nothing")
     if Word.FAULT in own:
         return _not_accepted(case, UNPROVEN)
-    if Word.UNVERIFIABLE in own or (lacks >= LACKING and not passes and not doubts):
-        return Decision(name, Verdict.UNVERIFIABLE, "its evidence does not show what was done", Cause.UNVERIFIABLE)
     can_look = can_look and not own
+    if Word.UNVERIFIABLE in own or (lacks >= LACKING and not passes and not doubts):
+        if can_look and not gives_up:
+            return 1, True
+        return Decision(name, Verdict.UNVERIFIABLE, "its evidence does not show what was done", Cause.UNVERIFIABLE)
     if doubts:
         if passes >= REAUDITORS:
             return Decision(name, Verdict.PASSED, f"{REAUDITORS} others found nothing")

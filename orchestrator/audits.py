@@ -49,10 +49,10 @@ from orchestrator.audit_events import (
     Wait,
     Word,
 )
+from orchestrator.audited_late import opened_late
 from trust.auditors import Choice, Subject, choose
 from trust.draw import LAST_AUDITORS, Secret, Task, is_last, task_of
 from trust.going_back import Cause
-from trust.late_draw import drawn_late, drawn_of_the_found_out
 from trust.ledger import Ledger, Verdict
 from trust.overturned import Truth
 from trust.separation import Party, Separation
@@ -303,13 +303,9 @@ class AuditDesk:
 
     def _draw_late(self, now_s: float) -> None:
         """Spared intervals behind a state that nobody can learn from, and those of who was found out since, are audited after all; what these passed, again."""
-        people = self._people
-        for vnode, state in sorted(people.broken.items()):
-            for name in drawn_late(self._ledger, (vnode, *people.ahead.get(vnode, ())), state, people.recent):
-                self._again.setdefault(name, Decision(name, Verdict.OPEN, f"nothing can be learned from state {state[:12]}"))
-        for name in drawn_of_the_found_out(self._ledger, people.left):
-            self._again.setdefault(name, Decision(name, Verdict.OPEN, "its PNode was found out since"))
-        for name, auditor in self._accounts.passed_alone(people.found_out).items():
+        for one in opened_late(self._ledger, self._people):
+            self._again.setdefault(one.interval, one)
+        for name, auditor in self._accounts.passed_alone(self._people.found_out).items():
             if self._verdict(name) is Verdict.PASSED and self._bundles.take_again(name, now_s):
                 self._again.setdefault(name, Decision(name, Verdict.OPEN, f"{auditor[:8]} passed it, and was found out since"))
 
@@ -344,7 +340,8 @@ class AuditDesk:
         waits = bool(people.verifiers) and not (case.word_s and now_s >= case.word_s + GIVE_UP_S)
         ends = waits and is_last(case.interval.batches, self._held.get(case.interval.name, 0), people.num_batches)
         others = max(LAST_AUDITORS if ends else 1, people.redundancy.get(case.interval.vnode, 1) - 1)
-        found = weighed(case, can_look=bool(people.verifiers), wanted=others)
+        gives_up = bool(case.blind_s) and now_s >= case.blind_s + GIVE_UP_S
+        found = weighed(case, can_look=bool(people.verifiers), wanted=others, gives_up=gives_up)
         if isinstance(found, Decision):
             self._decide(case, found)
             return 0
@@ -352,21 +349,26 @@ class AuditDesk:
         asked = 0
         while len(case.tasks) < wanted and asked < asks and now_s >= case.until_s:
             asked += 1
-            choice = self._choice(case, own_eyes=own_eyes)
+            choice = self._choice(case, own_eyes=own_eyes, waits=waits)
             if choice is None:
                 self._without(case, now_s)
                 break
             self._send(case, choice, now_s)
         return asked
 
-    def _choice(self, case: Case, *, own_eyes: bool) -> Choice | None:
+    def _choice(self, case: Case, *, own_eyes: bool, waits: bool) -> Choice | None:
+        """Somebody independent of the accused and of whoever has a say beside it, else a verifier; of the accused alone where none is worth waiting for."""
         people, one = self._people, case.interval
         busy = {asked.auditor for other in self._cases.values() for asked in other.tasks.values()}
         verifiers = [party for party in people.verifiers if party.node_id not in busy]
         accused = known.party if (known := people.candidates.get(one.pnode_id)) is not None else Party(one.pnode_id)
         subject = Subject(one.name, accused, people.involved.get(one.vnode, frozenset()), frozenset(case.asked))
         free = () if own_eyes else [item.beside(busy) for item in people.candidates.values() if item.state is State.ACTIVE]
-        return choose(self._secret, subject, free, verifiers, self._separation)
+        beside = replace(subject, beside=case.beside(people.candidates))
+        choice = choose(self._secret, beside, free, verifiers if waits else (), self._separation)
+        if choice is None and not (waits and any(party.node_id not in case.asked for party in people.verifiers)):
+            choice = choose(self._secret, subject, free, verifiers, self._separation)
+        return choice
 
     def _send(self, case: Case, choice: Choice, now_s: float) -> None:
         assert case.bundle is not None
@@ -378,6 +380,8 @@ class AuditDesk:
         until_s = now_s + given_s * 2.0 ** min(case.num_late, MAX_DOUBLED)
         case.tasks[task_id] = Asked(choice.node_id, choice.is_verifier, until_s)
         case.asked.add(choice.node_id)
+        if not choice.is_verifier:
+            case.parties[choice.node_id] = self._people.candidates[choice.node_id].party
         self._tasks[task_id], case.alone_s = name, 0.0
         self._actions.append(
             SendTask(task_id, name, case.interval.vnode, choice.node_id, choice.is_verifier, case.bundle, until_s, choice.reason)

@@ -1,7 +1,8 @@
 """Who audits an interval: an active PNode of another owner and subnet, drawn in secret, first the subnet, then the owner, then the node; else a verifier.
 
 A thousand names in four subnets are thus drawn no more often than four nodes in four. Nobody audits itself, a neighbour that has a part in the interval, or an
-interval twice. Where nobody independent is left, the verifier of an operator does it; where there is none, the audit stays open.
+interval twice; and of those whose words count together each is of another owner and subnet than the others. Where nobody independent is left, the verifier of
+an operator does it; where there is none, the audit stays open.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Subject:
     involved: frozenset[str] = frozenset()
     asked: frozenset[str] = field(default=frozenset())
     """Who was asked about it already, whatever came of it."""
+    beside: tuple[Party, ...] = ()
+    """Auditors that have said something about it, or are asked now: their words count together with the next one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ def why_not(candidate: Candidate, subject: Subject, separation: Separation) -> s
         return str(candidate.state.value)
     if together := separation.why_together(candidate.party, subject.accused):
         return together
+    if any(separation.why_together(candidate.party, one) for one in subject.beside if one.node_id != name):
+        return "belongs to somebody who was asked before"
     if name in subject.involved:
         return "has a part in it"
     if name in subject.asked:

@@ -73,6 +73,20 @@ def test_who_has_a_part_in_it_or_was_asked_is_not_asked() -> None:
     assert choose(SECRET, barred, [GOOD], [VERIFIER], APART) is None, "a verifier is not asked twice either"
 
 
+def test_who_belongs_to_somebody_whose_word_counts_already_is_not_asked() -> None:
+    """Two machines of one owner, or of one house, are one word."""
+    heard = replace(SUBJECT, asked=frozenset("b"), beside=(GOOD.party,))
+    assert chosen(candidate("c", "bob", "203.0.113.0/24"), subject=heard) is None
+    assert chosen(candidate("c", "carol", GOOD.party.subnet), subject=heard) is None
+    same = [candidate(f"b{number}", "bob", "198.51.100.0/24") for number in range(40)]
+    found = chosen(*same, candidate("c", "carol", "203.0.113.0/24"), subject=heard)
+    assert found is not None
+    assert found.node_id == "c"
+    verified = choose(SECRET, heard, same, [VERIFIER], APART)
+    assert verified is not None
+    assert verified.is_verifier
+
+
 def test_nameless_nodes_are_nobody_elses() -> None:
     nameless = Subject("i" * 64, Party("accused", "", "192.0.2.0/24"))
     assert chosen(GOOD, subject=nameless) is None

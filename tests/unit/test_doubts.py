@@ -86,11 +86,22 @@ def test_where_nobody_else_is_here_most_decide_and_one_bare_word_does_not(case: 
     assert verdict_of(given_up(case)) is verdict
 
 
+def test_where_two_cannot_verify_it_own_eyes_look_and_without_them_it_is_believed() -> None:
+    assert weighed(heard(GONE), can_look=True) == (1, OTHERS)
+    assert weighed(heard(GONE, GONE), can_look=True) == (1, OWN_EYES)
+    assert verdict_of(weighed(heard(GONE, GONE), can_look=False)) is Verdict.UNVERIFIABLE
+    assert verdict_of(weighed(heard(GONE, GONE, own=PASS), can_look=True)) is Verdict.PASSED
+    assert verdict_of(weighed(heard(GONE, GONE, own=GONE), can_look=True)) is Verdict.UNVERIFIABLE
+    assert weighed(heard(GONE, GONE, own=DOUBT), can_look=True) == (2, OTHERS)
+    assert verdict_of(weighed(heard(GONE, GONE), can_look=True, gives_up=True)) is Verdict.UNVERIFIABLE, "it does not look"
+
+
 class Audited:
     """A desk with that interval, and PNodes that audit it; ``say`` is what each of them finds."""
 
-    def __init__(self, num_here: int, *, has_verifier: bool = False) -> None:
-        here = [Candidate(Party(f"n{number}", f"o{number}", f"s{number}"), State.ACTIVE, True) for number in range(num_here)]
+    def __init__(self, num_here: int, *, has_verifier: bool = False, num_owners: int = 8) -> None:
+        parties = [Party(f"n{at}", f"o{at % num_owners}", f"s{at % num_owners}") for at in range(num_here)]
+        here = [Candidate(party, State.ACTIVE, True) for party in parties]
         here.append(Candidate(Party("accused", "o8", "s8"), State.ACTIVE, True))
         self.people = People({one.party.node_id: one for one in here}, (VERIFIER,) if has_verifier else ())
         self.desk, self.now_s = AuditDesk(Secret(bytes(32)), Separation(), map("{:032x}".format, count()).__next__), START_S
@@ -159,3 +170,44 @@ def test_what_the_verifier_found_wrong_does_not_pass_because_it_cannot_prove_it(
     audited.desk.tick(audited.people, audited.now_s)
     assert audited.verdicts() == [Verdict.UNVERIFIABLE]
     assert verdict_of(weighed(heard(PASS, PASS, own=FAULT), can_look=True)) is Verdict.UNVERIFIABLE, "whoever passed it"
+
+
+def test_whose_words_count_together_are_of_different_owners_and_else_the_verifier_is_asked() -> None:
+    """Two doubts, or two who cannot verify, of one owner took back what anybody did."""
+    audited = Audited(6, has_verifier=True, num_owners=2)
+    [first] = audited.tasks()
+    audited.says(first, DOUBT)
+    others = audited.tasks()
+    owners = [int(one.auditor[1:]) % 2 for one in (first, *others) if not one.is_verifier]
+    assert sorted(owners) == [0, 1]
+    assert [one.is_verifier for one in others].count(True) == 1
+
+
+def test_two_who_cannot_verify_it_have_the_verifier_look_and_where_it_never_does_they_are_believed() -> None:
+    audited = Audited(4, has_verifier=True)
+    for _ in range(2):
+        [task] = audited.tasks()
+        audited.says(task, GONE)
+    assert audited.verdicts() == []
+    while not audited.verdicts():
+        for task in audited.tasks():
+            assert task.is_verifier
+            audited.says(task, Word.REFUSED)
+        audited.now_s += 5.0
+        audited.desk.tick(audited.people, audited.now_s)
+    assert audited.verdicts() == [Verdict.UNVERIFIABLE]
+    assert audited.now_s >= START_S + GIVE_UP_S
+
+
+@pytest.mark.parametrize("has_verifier", [False, True])
+def test_where_everybody_belongs_together_and_no_verifier_looks_they_are_asked_all_the_same(has_verifier: bool) -> None:
+    audited = Audited(4, has_verifier=has_verifier, num_owners=1)
+    [first] = audited.tasks()
+    audited.says(first, DOUBT)
+    while not audited.verdicts() and audited.now_s < START_S + 4 * GIVE_UP_S:
+        for task in audited.tasks():
+            audited.says(task, Word.REFUSED if task.is_verifier else PASS)
+        audited.now_s += 5.0
+        audited.desk.tick(audited.people, audited.now_s)
+    assert audited.verdicts() == [Verdict.PASSED]
+    assert (audited.now_s > START_S + GIVE_UP_S - 10.0) == has_verifier, "nobody waits for a verifier that is not there"
