@@ -26,6 +26,8 @@ MAX_DOUBLED: Final = 5
 """Each audit of an interval that came too late doubles the time of the next one, so many times: some replays are long."""
 LATE_S: Final = 10.0
 """Who refuses so shortly before its time is over ran out of it: an auditor stops at that moment by its own clock, before anybody can find it late."""
+CHALLENGE_S: Final = 45.0
+"""So long an accused that is gone may take to come back with its evidence: a restart. What others build on the interval meanwhile goes back with it."""
 LONGEST_CHALLENGE_S: Final = 600.0
 """So long an accused that is here has to show its evidence: that leaves many homes slowly."""
 LOOK_S: Final = 5.0
@@ -83,6 +85,11 @@ class Case:
     def longest_until_s(self) -> float:
         """Until then an accused that is here may show its evidence."""
         return self.since_s + LONGEST_CHALLENGE_S
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether its accused, which must have the evidence, was here when its first time was over. Of what was spared or has passed it may be gone."""
+        return self.until_s > self.since_s + CHALLENGE_S and not self.is_repeated
 
     def beside(self, candidates: Mapping[str, Candidate]) -> tuple[Party, ...]:
         """Whose words count: who has said something, and who is asked now. Whom an earlier desk asked is known while it is here."""

@@ -159,6 +159,17 @@ class Late:
 
 
 @dataclass(frozen=True, slots=True)
+class Unshown:
+    """An accused that was here has shown no evidence in the whole of its time: ``num`` intervals of that VNode in a row."""
+
+    pnode_id: str
+    vnode: str
+    replica: str
+    num: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """What is true of an interval, as seen with own eyes."""
 
@@ -169,7 +180,7 @@ class Known:
     truth: Truth
 
 
-Action = SendChallenge | SendTask | VerifyRecord | Pay | Late | Known
+Action = SendChallenge | SendTask | VerifyRecord | Pay | Late | Unshown | Known
 
 
 @dataclass(frozen=True, slots=True)

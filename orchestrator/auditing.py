@@ -15,8 +15,22 @@ import structlog
 
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
-from orchestrator.audit_events import Bundle, Decision, Known, Late, Pay, Report, SendChallenge, SendTask, VerifyRecord, Wait, Word
+from orchestrator.audit_events import (
+    Bundle,
+    Decision,
+    Known,
+    Late,
+    Pay,
+    Report,
+    SendChallenge,
+    SendTask,
+    Unshown,
+    VerifyRecord,
+    Wait,
+    Word,
+)
 from orchestrator.audit_memory import WRITE_S, AuditMemory, Remembered, proven_in, units_in
+from orchestrator.audit_messages import audit_task_of, challenge_of
 from orchestrator.audit_missing import Missing
 from orchestrator.audit_people import left_of, people_of
 from orchestrator.audit_words import report_of
@@ -30,7 +44,6 @@ from orchestrator.signal import Signal
 from orchestrator.standings import judgement_of
 from orchestrator.view import JobFacts, ModelView
 from trust.envelope import parse, seal
-from trust.evidence import DRAWN
 from trust.ledger import Ledger, Verdict
 from trust.separation import Separation
 from trust.standing import Standing, begun
@@ -71,6 +84,8 @@ class Auditing:
         self._stirred = Signal()
         self._others = OthersVerdicts(model, shared, job, self._stirred)
         self._group: asyncio.TaskGroup | None = None
+        self.unshown: Callable[[Unshown], None] = lambda _: None
+        """Told of who shows no evidence; the decider puts itself here."""
 
     @property
     def is_on(self) -> bool:
@@ -319,27 +334,22 @@ class Auditing:
                     self._rehab.known(action)
                 case Late():
                     self._say("audit_late", action.node_id, "it did not answer in time", action.interval)
+                case Unshown():
+                    self._shared.observer.showed_nothing(self._model, action)
+                    self.unshown(action)
         if any(one.interval not in self._decided for one in self._desk.decisions()):
             self._wake.fire()
         self._decided = {one.interval for one in self._desk.decisions()}
 
     def _challenge(self, view: ModelView, action: SendChallenge) -> None:
-        message = model_pb2.Challenge(
-            network_id=self._shared.policy.network_id, model=self._model, job_id=self._term[1], vnode=action.vnode, replica=action.replica,
-            interval=action.interval, pnode_id=action.pnode_id, manifest_digest=self._manifest, epoch=view.head.epoch,
-            until_unix_ms=int(action.until_s * 1000),
-        )  # fmt: skip
+        message = challenge_of(action, view, self._shared.policy.network_id, self._term[1], self._manifest)
         envelope = seal(identity_pb2.DOMAIN_CHALLENGE, message, self._shared.key)
         self._shared.mailbox.send(action.pnode_id, orchestrator_pb2.OrchestratorMessage(challenge=envelope))
 
     def _ask(self, view: ModelView, action: SendTask) -> None:
         assert self._group is not None
-        task = model_pb2.AuditTask(
-            network_id=self._shared.policy.network_id, model=self._model, job_id=self._term[1], vnode=action.vnode, task_id=action.task_id,
-            pnode_id=action.auditor, bundle_digest=action.bundle.digest, bundle_bytes=action.bundle.size_bytes,
-            request_digest=view.head.active.request_digest, check=DRAWN, seed=self._shared.random_bytes(SEED_BYTES),
-            epoch=view.head.epoch, until_unix_ms=int(action.until_s * 1000),
-        )  # fmt: skip
+        seed = self._shared.random_bytes(SEED_BYTES)
+        task = audit_task_of(action, view, self._shared.policy.network_id, self._term[1], seed)
         self._say("audit_asked", action.auditor, action.reason, action.interval, vnode=action.vnode)
         if action.is_verifier:
             self._group.create_task(self._audit(task, action))

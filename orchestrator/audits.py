@@ -19,6 +19,7 @@ from orchestrator.accounts import FINDINGS, Accounts
 from orchestrator.audit_bundles import Bundles
 from orchestrator.audit_case import (
     AUDIT_S,
+    CHALLENGE_S,
     LATE_S,
     LOOK_S,
     MAX_DOUBLED,
@@ -45,21 +46,21 @@ from orchestrator.audit_events import (
     Report,
     SendChallenge,
     SendTask,
+    Unshown,
     VerifyRecord,
     Wait,
     Word,
 )
+from orchestrator.audit_order import chosen
 from orchestrator.audited_late import opened_late
-from trust.auditors import Choice, Subject, choose
+from trust.auditors import Choice
 from trust.draw import LAST_AUDITORS, Secret, Task, is_last, task_of
 from trust.going_back import Cause
 from trust.ledger import Ledger, Verdict
 from trust.overturned import Truth
-from trust.separation import Party, Separation
-from trust.standing import REAUDIT_S, State
+from trust.separation import Separation
+from trust.standing import REAUDIT_S
 
-CHALLENGE_S: Final = 45.0
-"""So long an accused that is gone may take to come back with its evidence: a restart. What others build on the interval meanwhile goes back with it."""
 ASK_AGAIN_S: Final = 15.0
 GIVE_UP_S: Final = 300.0
 """What was said counts after this time, where nobody is left whose word would be worth waiting for."""
@@ -94,6 +95,8 @@ class AuditDesk:
         """Intervals that failed by a proof of their own."""
         self._unnamed: dict[str, str] = {}
         """Statements that no manifest names yet, with the evidence against them."""
+        self._unshown: dict[tuple[str, str], int] = {}
+        """By PNode and VNode: intervals in a row for which it showed no evidence though it was here."""
         self._actions: list[Action] = []
 
     # What happened
@@ -136,6 +139,7 @@ class AuditDesk:
             raise Refused("evidence that this PNode was not asked for", code="not_challenged")
         if bundle is not None and case.bundle is None and case.decision is None:
             case.bundle = bundle
+            self._unshown.pop((pnode_id, case.interval.vnode), None)
             self._bundles.came(interval, bundle, now_s)
             case.until_s = now_s
             self._advance(now_s)
@@ -328,6 +332,9 @@ class AuditDesk:
         if now_s >= case.until_s:
             reason = f"its PNode showed no evidence within {now_s - case.since_s:.0f} s"
             self._actions.append(Late(one.pnode_id, one.name))
+            if case.is_withheld:
+                num = self._unshown[one.pnode_id, one.vnode] = self._unshown.get((one.pnode_id, one.vnode), 0) + 1
+                self._actions.append(Unshown(one.pnode_id, one.vnode, one.replica, num, reason))
             self._decide(case, Decision(one.name, Verdict.UNVERIFIABLE, reason, Cause.UNVERIFIABLE))
         elif now_s - case.challenged_s >= ASK_AGAIN_S:
             case.challenged_s = now_s
@@ -349,26 +356,13 @@ class AuditDesk:
         asked = 0
         while len(case.tasks) < wanted and asked < asks and now_s >= case.until_s:
             asked += 1
-            choice = self._choice(case, own_eyes=own_eyes, waits=waits)
+            busy = {one.auditor for other in self._cases.values() for one in other.tasks.values()}
+            choice = chosen(case, people, busy, self._secret, self._separation, own_eyes=own_eyes, waits=waits)
             if choice is None:
                 self._without(case, now_s)
                 break
             self._send(case, choice, now_s)
         return asked
-
-    def _choice(self, case: Case, *, own_eyes: bool, waits: bool) -> Choice | None:
-        """Somebody independent of the accused and of whoever has a say beside it, else a verifier; of the accused alone where none is worth waiting for."""
-        people, one = self._people, case.interval
-        busy = {asked.auditor for other in self._cases.values() for asked in other.tasks.values()}
-        verifiers = [party for party in people.verifiers if party.node_id not in busy]
-        accused = known.party if (known := people.candidates.get(one.pnode_id)) is not None else Party(one.pnode_id)
-        subject = Subject(one.name, accused, people.involved.get(one.vnode, frozenset()), frozenset(case.asked))
-        free = () if own_eyes else [item.beside(busy) for item in people.candidates.values() if item.state is State.ACTIVE]
-        beside = replace(subject, beside=case.beside(people.candidates))
-        choice = choose(self._secret, beside, free, verifiers if waits else (), self._separation)
-        if choice is None and not (waits and any(party.node_id not in case.asked for party in people.verifiers)):
-            choice = choose(self._secret, subject, free, verifiers, self._separation)
-        return choice
 
     def _send(self, case: Case, choice: Choice, now_s: float) -> None:
         assert case.bundle is not None

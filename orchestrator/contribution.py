@@ -1,7 +1,8 @@
 """Who contributes: a replica whose PNode beats and reports, but of which no manifest comes to name anything new, is of no use where it is. Pure.
 
 Only what a manifest names counts, never a report: reports say what a replica claims or waits for. A replica that waits for others, or for the audit of what
-it did, and has brought everything that it claims, is not to blame. Time is counted only while this orchestrator decides, so that a store that was away accuses
+it did, and has brought everything that it claims, is not to blame. What is brought and goes back, since its PNode shows no evidence of it, is nothing either:
+whoever stays and shows none would hold its VNode still. Time is counted only while this orchestrator decides, so that a store that was away accuses
 nobody.
 
 A primary that does not come to work at all, whether its PNode says why or not, has as long as its state takes to get there, twice over, and `NEVER_S` at
@@ -19,6 +20,7 @@ from typing import Final
 from dcnr import limits
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.audit_events import Unshown
 from orchestrator.observing import NEVER_S
 from orchestrator.offers import PLACEABLE, NodeOffer
 from orchestrator.planning import tempo_of
@@ -31,9 +33,13 @@ PATIENCE_S: Final = 120.0
 PATIENCE_CHECKPOINTS: Final = 4.0
 USELESS_FOR_S: Final = 600.0
 """A node that did not contribute gets nothing new for so long where others fit."""
+UNKNOWN_LINE_MBIT: Final = 8.0
+"""Of a node that does not say how fast its line is: a slow home's. Who is moved before its state can have come is moved in circles."""
 LONGEST_PROVISION_S: Final = 7200.0
 """What a node says of its line gives nobody longer than this to come to work."""
 LOOKED_AT: Final = frozenset((model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING, model_pb2.JOB_STATE_SETTLING))
+MAX_UNSHOWN: Final = 2
+"""So many intervals in a row go back since their PNode shows nothing of them; then another one gets the place."""
 MAX_STEP_S: Final = 2.0
 """Two looks further apart than this say that this orchestrator did something else meanwhile."""
 
@@ -109,6 +115,13 @@ class Contributions:
         self._useless.update(((one.node_id, one.vnode), (now, one.reason)) for one in found)
         return found
 
+    def unshown(self, one: Unshown, now: float) -> Useless | None:
+        """Who is there and shows no evidence of what it learned: after `MAX_UNSHOWN` intervals in a row it is of no use, whatever it has brought."""
+        if one.num < MAX_UNSHOWN:
+            return None
+        self._useless[one.pnode_id, one.vnode] = (now, reason := f"{one.num} intervals of {one.vnode} in a row: {one.reason}")
+        return Useless(one.pnode_id, one.vnode, one.replica, reason)
+
     def judged(self, offers: Sequence[NodeOffer], now: float) -> tuple[NodeOffer, ...]:
         """The offers, with the VNodes to which the node was of no use lately. Whether others fit is the planner's to say (`orchestrator.displacing`)."""
         self._useless = {key: known for key, known in self._useless.items() if now - known[0] < USELESS_FOR_S}
@@ -137,8 +150,8 @@ def _should_work(item: model_pb2.Assignment, report: orchestrator_pb2.ReplicaRep
 
 def _provision_s(state_bytes: int, record: NodeRecord | None) -> float:
     """How long a primary may take to come to work: twice what its state takes over the node's line."""
-    downlink_mbit = record.capability.downlink_mbit if record is not None else 0.0
-    state_s = state_bytes * 8 / (downlink_mbit * 1e6) if downlink_mbit > 0.0 else 0.0
+    downlink_mbit = (record.capability.downlink_mbit if record is not None else 0.0) or UNKNOWN_LINE_MBIT
+    state_s = state_bytes * 8 / (downlink_mbit * 1e6)
     return min(LONGEST_PROVISION_S, max(NEVER_S, 2 * state_s))
 
 

@@ -18,6 +18,7 @@ from dcnr.ports import Clock, ObjectStore
 from dcnr.tracing import UNTRACED, Tracer, of_job
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator import publishing
+from orchestrator.audit_events import Unshown
 from orchestrator.changes import Activate, Change, Decide, MoveJob, NameManifest, NamePlan
 from orchestrator.checkpoints import Judged
 from orchestrator.contribution import Contributions
@@ -106,6 +107,13 @@ class Decider:
         """A checkpoint that the next manifest may name."""
         self.naming.recorded(judged)
         self.wake.fire()
+
+    def unshown(self, one: Unshown) -> None:
+        """A PNode shows no evidence of what it learned."""
+        found = self._contributions.unshown(one, self._clock.monotonic())
+        if found is not None:
+            self._history.say("node_not_useful", found.node_id, found.reason, replica=found.replica)
+            self._nodes_changed.fire()
 
     async def run(self) -> None:
         """Rounds until cancelled."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.audit_events import Unshown
 from orchestrator.costs import StageCost
 from orchestrator.lending import MEASURED_BATCHES, REFUSED_AFTER_S
 from orchestrator.results import MAX_REASON, MAX_SECONDS, Kind, Result, device_class_of
@@ -75,6 +76,8 @@ class Observer:
         self._number = after
         self._stints: dict[str, dict[tuple[str, str], _Stint]] = {}
         self._idle: dict[tuple[str, str], str] = {}
+        self._unshown: dict[str, list[tuple[model_pb2.Assignment, str]]] = {}
+        """By model: whose evidence was not shown, and why that is said."""
 
     def begin(self, after: int) -> None:
         """Entries up to this number are written already."""
@@ -84,6 +87,12 @@ class Observer:
         """The holder has found that no manifest comes to name anything new of this replica."""
         if len(self._idle) < MAX_WAITING:
             self._idle[pnode_id, replica] = reason
+
+    def showed_nothing(self, model: str, one: Unshown) -> None:
+        """The audit desk of the holder has waited in vain for evidence of it. The replica may have lost its place since."""
+        waiting = self._unshown.setdefault(model, [])
+        if len(waiting) < MAX_WAITING:
+            waiting.append((model_pb2.Assignment(replica=one.replica, vnode=one.vnode, pnode_id=one.pnode_id), one.reason))
 
     def look(
         self, view: ModelView, nodes: Mapping[str, NodeRecord], now: float, wall_s: float, late_after: LateAfter, *, is_holder: bool
@@ -95,6 +104,11 @@ class Observer:
         plan, job = view.plan, view.job
         if plan is not None and job is not None and plan.job_id == job.request.job_id:
             costs = {cost.vnode: cost for cost in job.costs}
+            for item, reason in self._unshown.pop(view.model, ()):
+                record, cost = nodes.get(item.pnode_id), costs.get(item.vnode)
+                if record is not None and cost is not None:
+                    fact = _Fact(view, item, cost, record, now, wall_s, late_after)
+                    results.append(self._result(fact, Kind.UNSHOWN, on_time=False, reason=reason))
             for item in plan.assignments:
                 record, cost = nodes.get(item.pnode_id), costs.get(item.vnode)
                 if cost is None:

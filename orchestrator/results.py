@@ -32,6 +32,8 @@ class Kind(Enum):
     """Its PNode, or the worker there, was gone without a word."""
     IDLE = "idle"
     """Its PNode beats, but no manifest names anything new of it."""
+    UNSHOWN = "unshown"
+    """It showed no evidence of what it had learned, though it was there."""
     NAMED = "named"
     """A manifest names what it learned; only written when a lost history is rebuilt."""
     CORRECTED = "corrected"

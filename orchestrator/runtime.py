@@ -179,6 +179,7 @@ class ModelRuntime:
         )  # fmt: skip
         self.decider.naming.verdicts, self.drawing.standing = self.auditing.decisions, self.auditing.standing
         self.waits, self.decider.num_late = self.auditing.waits, self.auditing.num_late
+        self.auditing.unshown = self.decider.unshown
         self.serving = Serving(
             model, versions=Versions(model, self.loader), releases=self.releases, inventory=shared.inventory, mailbox=shared.mailbox,
             now=shared.clock.monotonic, view=lambda: self.view, is_holder=lambda: self.is_holder,

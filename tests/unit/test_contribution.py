@@ -4,22 +4,31 @@ keeps nobody waiting for ever. Whether somebody else fits is the planner's to sa
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.audit_events import Bundle, People, Unshown
+from orchestrator.audits import AuditDesk
 from orchestrator.chain import Chain
-from orchestrator.contribution import LONGEST_PROVISION_S, PATIENCE_S, Contributions
+from orchestrator.contribution import LONGEST_PROVISION_S, PATIENCE_S, UNKNOWN_LINE_MBIT, Contributions
 from orchestrator.costs import StageCost
 from orchestrator.jobs import intervals_message
-from orchestrator.observing import NEVER_S
+from orchestrator.observing import NEVER_S, Observer
 from orchestrator.offers import NodeOffer
+from orchestrator.results import Kind, Result
 from orchestrator.silence import Judgement, NodeRecord
+from orchestrator.track import TrackRecords
 from orchestrator.view import JobFacts, ModelView
+from trust.auditors import Candidate
+from trust.draw import Secret
 from trust.folding import Chronicle
 from trust.ledger import Interval, Ledger, Named, Verdict
+from trust.separation import Party, Separation
+from trust.standing import State
 
 ACTIVE = orchestrator_pb2.NODE_STATE_ACTIVE
 PLACING, RUNNING = model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING
@@ -56,7 +65,7 @@ def offer(name: str) -> NodeOffer:
     return NodeOffer(name, ACTIVE, "beats", 1.0, 1 << 30, 1 << 30, True)
 
 
-def record(name: str = "a", state: orchestrator_pb2.NodeState.ValueType = ACTIVE, *, downlink_mbit: float = 0.0) -> NodeRecord:
+def record(name: str = "a", state: orchestrator_pb2.NodeState.ValueType = ACTIVE, *, downlink_mbit: float = 1000.0) -> NodeRecord:
     made = NodeRecord(name, 0.0, judgement=Judgement(state, ""))
     made.capability.accepts_work, made.capability.downlink_mbit = True, downlink_mbit
     return made
@@ -111,6 +120,60 @@ def chain_with(replica: str, verdict: Verdict) -> Chain:
     return Chain(Chronicle(ledger, ()), {})
 
 
+def unshown(desk: AuditDesk, people: People, now_s: float, number: int) -> tuple[list[Unshown], float]:
+    """What the desk says of an interval, of which its PNode, which is there, shows nothing until it is decided."""
+    one = Interval(f"{number:064x}", number, "v", f"v.{number}", "a", IntervalSet.span(0, 20), Verdict.OPEN)
+    desk.chronicle(Ledger({}, {one.name: one}), now_s)
+    said: list[Unshown] = []
+    while not desk.decisions():
+        now_s += 5.0
+        desk.tick(people, now_s)
+        said += [action for action in desk.take() if isinstance(action, Unshown)]
+    assert [decision.verdict for decision in desk.decisions()] == [Verdict.UNVERIFIABLE]
+    desk.chronicle(Ledger({}, {one.name: replace(one, verdict=Verdict.UNVERIFIABLE)}), now_s)
+    return said, now_s
+
+
+def test_who_stays_and_shows_no_evidence_twice_in_a_row_is_sent_away_and_counts_as_less_reliable() -> None:
+    """What it brings goes back each time, and counted as brought: it held its VNode still for ever."""
+    desk = AuditDesk(Secret(b"k" * 32), Separation(), lambda: "0" * 32)
+    people, now_s, contributions = People({"a": Candidate(Party("a"), State.ACTIVE, True)}), 0.0, Contributions()
+    observer, records, found = Observer(), TrackRecords(), list[str]()
+    cost = StageCost("v", (), (), True, 1, 1.0, 1, 1, 1)
+    shown = view(0)
+    assert shown.job is not None
+    shown = replace(shown, job=replace(shown.job, costs=(cost,)))
+    for number in range(4):
+        records.take(Result(number, now_s, "a", "m", "j", "v", "v.0", "c", "cpu", Kind.PROVISIONED, on_time=True))
+    for number in range(2):
+        said, now_s = unshown(desk, people, now_s, number)
+        for one in said:
+            found += [useless.node_id for useless in [contributions.unshown(one, now_s)] if useless is not None]
+            observer.showed_nothing("m", one)
+        assert found == ["a"] * number
+        results = observer.look(shown, {"a": NodeRecord("a", now_s)}, now_s, now_s, lambda *_: math.inf, is_holder=True)
+        assert [(one.kind, one.vnode, one.on_time) for one in results] == [(Kind.UNSHOWN, "v", False)]
+        records.take(replace(results[0], number=9 + number))
+    judged = {item.node_id: item for item in contributions.judged([offer("a"), offer("b")], now_s + 1)}
+    assert "no evidence" in judged["a"].useless["v"]
+    assert not judged["b"].useless
+    assert records.score("a", 100.0)[0].reliability < 0.7
+
+
+def test_only_who_is_there_and_shows_nothing_is_meant_and_what_it_shows_ends_the_row() -> None:
+    desk, here = AuditDesk(Secret(b"k" * 32), Separation(), lambda: "0" * 32), Candidate(Party("a"), State.ACTIVE, True)
+    gone, now_s = unshown(desk, People(), 0.0, 0)
+    assert gone == [], "who is gone may come back, and costs nobody its place by that"
+    for number in (1, 3):
+        [one], now_s = unshown(desk, People({"a": here}), now_s, number)
+        assert one.num == 1
+        shows = Interval("f" * 64, number + 1, "v", "v.1", "a", IntervalSet.span(0, 20), Verdict.OPEN)
+        desk.chronicle(Ledger({}, {shows.name: shows}), now_s)
+        desk.answered("a", shows.name, Bundle("b" * 64, 9), now_s)
+        desk.chronicle(Ledger({}, {shows.name: replace(shows, verdict=Verdict.UNVERIFIABLE)}), now_s)
+        assert not any(isinstance(action, Unshown) for action in desk.take()), "that its auditors could not tell is not its doing"
+
+
 def test_each_new_checkpoint_begins_the_wait_anew() -> None:
     contributions, found = Contributions(), []
     for second in range(int(3 * PATIENCE_S)):
@@ -143,6 +206,10 @@ def test_a_state_that_takes_long_to_get_there_has_the_time_and_no_word_of_a_slow
     slow = record(downlink_mbit=20.0)  # 400 s for the state
     assert found_after(799, at(PROVISIONING), view(0), slow)[0] == []
     assert found_after(801, at(PROVISIONING), view(0), slow)[0] == ["a"]
+    unknown = record(downlink_mbit=0.0)
+    unknown_s = 2 * STATE_BYTES * 8 / (UNKNOWN_LINE_MBIT * 1e6)
+    assert found_after(unknown_s - 1, at(PROVISIONING), view(0), unknown)[0] == []
+    assert found_after(unknown_s + 1, at(PROVISIONING), view(0), unknown)[0] == ["a"]
     assert found_after(LONGEST_PROVISION_S + 1, at(PROVISIONING), view(0), record(downlink_mbit=1e-6))[0] == ["a"]
 
 

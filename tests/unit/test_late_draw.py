@@ -17,7 +17,7 @@ from dcnr.errors import InvariantBroken, RemoteFault
 from dcnr.intervals import IntervalSet
 from dcnr.system import SystemClock
 from dcnr.v1 import model_pb2, orchestrator_pb2
-from orchestrator.audit_events import Bundle, People, Report, SendChallenge, SendTask, VerifyRecord, Word
+from orchestrator.audit_events import Bundle, People, Report, SendChallenge, SendTask, Unshown, VerifyRecord, Word
 from orchestrator.audit_people import left_of, people_of
 from orchestrator.audits import AuditDesk
 from orchestrator.exits import ExitBook
@@ -319,7 +319,10 @@ def test_a_replica_of_the_plan_that_learns_nothing_finite_from_a_state_that_coun
     shared.standings.lied(NODES["x"], "e" * 64, "it passed what is wrong", NOW_S + 60)
     assert view.chain is not None
     assert people_of(view, shared).left == {"a": (view.chain.ledger.intervals[name_of("a-1")],)}
-    assert ModelRuntime("m", shared).decider.num_late(view) == 1, "whoever decides on the job asks the desk"
+    runtime = ModelRuntime("m", shared)
+    assert runtime.decider.num_late(view) == 1, "whoever decides on the job asks the desk"
+    runtime.auditing.unshown(Unshown(NODES["x"], "a", "a.0", 2, "it showed no evidence"))
+    assert [one.kind for one in shared.history.since(0, 9)][-1] == "node_not_useful", "and is told who shows it nothing"
     assert left_of(view, shared.standings, NOW_S + 60 + SPARED_KEPT_S) == {}
 
 
