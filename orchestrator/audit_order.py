@@ -1,9 +1,10 @@
-"""Which auditor is asked next about an open interval. Pure."""
+"""Which open interval is looked at next, and by whom. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from itertools import zip_longest
 
 from orchestrator.audit_case import Case
 from orchestrator.audit_events import People
@@ -11,6 +12,18 @@ from trust.auditors import Choice, Subject, choose
 from trust.draw import Secret
 from trust.separation import Party, Separation
 from trust.standing import State
+
+
+def in_turns(cases: Iterable[Case], served: Mapping[str, int]) -> list[Case]:
+    """One of each PNode after the other, of each the oldest first: whoever has many open keeps nobody waiting who has few. ``cases``: the oldest first.
+
+    ``served``: when an audit of theirs was last given to somebody, by PNode, as a number that grows; whoever waits longest comes first.
+    """
+    of_each: dict[str, list[Case]] = {}
+    for case in cases:
+        of_each.setdefault(case.interval.pnode_id, []).append(case)
+    rows = sorted(of_each.items(), key=lambda item: served.get(item[0], 0))
+    return [case for turn in zip_longest(*(row for _, row in rows)) for case in turn if case is not None]
 
 
 def chosen(

@@ -51,7 +51,7 @@ from orchestrator.audit_events import (
     Wait,
     Word,
 )
-from orchestrator.audit_order import chosen
+from orchestrator.audit_order import chosen, in_turns
 from orchestrator.audited_late import opened_late
 from trust.auditors import Choice
 from trust.draw import LAST_AUDITORS, Secret, Task, is_last, task_of
@@ -97,6 +97,8 @@ class AuditDesk:
         """Statements that no manifest names yet, with the evidence against them."""
         self._unshown: dict[tuple[str, str], int] = {}
         """By PNode and VNode: intervals in a row for which it showed no evidence though it was here."""
+        self._num_sent, self._served = 0, dict[str, int]()
+        """Audits given out, and which of them was the last of each PNode that has an interval open."""
         self._actions: list[Action] = []
 
     # What happened
@@ -111,6 +113,8 @@ class AuditDesk:
             bundle = self._bundles.of(name)
             case = self._cases[name] = Case(ledger.intervals[name], now_s, now_s if bundle else now_s + CHALLENGE_S, bundle)
             case.is_repeated = name in self._again
+        accused = {case.interval.pnode_id for case in self._cases.values()}
+        self._served = {name: at for name, at in self._served.items() if name in accused}
         self._again = {name: one for name, one in self._again.items() if self._verdict(name) in REOPENED}
         self._found = {name: one for name, one in self._found.items() if self._verdict(name) not in NOT_FOR_STORIES}
         for name in sorted(self._unnamed.keys() & ledger.intervals.keys()):
@@ -165,8 +169,9 @@ class AuditDesk:
             ended_without(case, asked, now_s, is_late=now_s >= asked.until_s - LATE_S)
         else:
             self._note(case, report, asked, now_s)
-            for one in filter(waits_for_auditor, self._cases.values() if asked.is_verifier else ()):
-                one.until_s = min(one.until_s, now_s)  # the verifier is free: nobody who waited for it waits for the next look
+            waiting = in_turns(filter(waits_for_auditor, self._cases.values()), self._served)
+            for one in waiting if asked.is_verifier else waiting[:1]:
+                one.until_s = min(one.until_s, now_s)  # somebody is free: nobody whose turn it is waits for the next look
         self._advance(now_s)
 
     def verified(self, interval: str, auditor: str, now_s: float, *, proven: bool, part: str = "") -> None:
@@ -317,7 +322,7 @@ class AuditDesk:
         """Brings every case as far as it gets now."""
         asks = ASKS_AT_ONCE
         going_back = {case.interval.vnode for case in self._cases.values() if goes_back(case, now_s)}
-        for case in self._cases.values():
+        for case in in_turns(self._cases.values(), self._served):
             if case.decision is not None or case.interval.vnode in going_back:  # the next manifest decides most of these
                 continue
             if case.bundle is None:
@@ -377,6 +382,7 @@ class AuditDesk:
         if not choice.is_verifier:
             case.parties[choice.node_id] = self._people.candidates[choice.node_id].party
         self._tasks[task_id], case.alone_s = name, 0.0
+        self._num_sent = self._served[case.interval.pnode_id] = self._num_sent + 1
         self._actions.append(
             SendTask(task_id, name, case.interval.vnode, choice.node_id, choice.is_verifier, case.bundle, until_s, choice.reason)
         )

@@ -7,7 +7,7 @@ them are held as fit into `MAX_HELD_BYTES`: the others are read again on the way
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,7 +16,7 @@ from dcnr import limits
 from dcnr.errors import Corrupt
 from dcnr.v1 import model_pb2
 from trust.folding import AUDITS_DRAWN, Chronicle, Folding, Told
-from trust.ledger import Interval, Ledger, Verdict
+from trust.ledger import MAX_UNCLEARED, Interval, Ledger, Verdict
 
 MAX_CHAIN: Final = 4_000_000
 """Manifests of one job that are read, two a second for weeks; a longer chain is refused."""
@@ -24,6 +24,8 @@ MAX_BEFORE: Final = 100_000
 """Manifests of earlier jobs that are read, the newest."""
 MAX_HELD_BYTES: Final = 64 * limits.MIB
 """Of manifests between the way down and the way up."""
+MAX_TO_JUDGE: Final = 2 * MAX_UNCLEARED
+"""Intervals of a PNode at a VNode that may wait for their audit while more of its are named there. An honest replica stops itself at half of that."""
 MAX_EARLIER: Final = 100_000
 """Verdicts of earlier jobs that are kept, the newest."""
 MAX_JOBS: Final = 4
@@ -71,6 +73,11 @@ class Chain:
     def to_judge(self) -> tuple[Interval, ...]:
         """All that are to be audited, oldest first: `open_intervals`, for which others wait, and `left_open`, for which nobody does."""
         return tuple(sorted((*self.open_intervals(), *self.left_open()), key=lambda one: one.number))
+
+    def crowded(self) -> frozenset[tuple[str, str]]:
+        """PNodes, each with a VNode, of whose work there so much is to be judged that nothing more of theirs is named there until less is (`MAX_TO_JUDGE`)."""
+        num = Counter((one.pnode_id, one.vnode) for one in self.to_judge())
+        return frozenset(who for who, count in num.items() if count > MAX_TO_JUDGE)
 
     def verdict(self, interval: str) -> Verdict | None:
         """The newest word on an interval of this job; None where no manifest names it."""

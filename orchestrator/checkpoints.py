@@ -90,6 +90,11 @@ class CheckpointJudge:
             or found.delegation.pnode_id != checkpoint.pnode_id
         ):
             raise Refused("the commit is not about this checkpoint", code="wrong_commit")
+        if view.chain is not None and (found.delegation.pnode_id, checkpoint.vnode) in view.chain.crowded():
+            raise Unavailable(
+                "more of its PNode's work there waits for audits than is taken in: it is named when less does",
+                code="waiting_for_audit",
+            )
         async with self._turns.turn(checkpoint.vnode):
             self._refused.check(checkpoint.commit_digest)
             await self._check_lacking(checkpoint.commit_digest)

@@ -85,6 +85,7 @@ class Contributions:
         num_due = min(job.num_batches, tempo.end(now_wall)) if tempo is not None else job.num_batches
         audited = {one.replica for one in view.chain.open_intervals()} if view.chain is not None else set[str]()
         sizes = {cost.vnode: cost.state_bytes for cost in job.costs}
+        excused = view.chain.crowded() if view.chain is not None else frozenset[tuple[str, str]]()
         stints: dict[tuple[str, str], _Stint] = {}
         found: list[Useless] = []
         for item in plan.assignments:
@@ -96,7 +97,9 @@ class Contributions:
                 stint.num_durable = len(held)  # it went back
             elif len(held) > stint.num_durable:
                 stint.num_durable, stint.idle_s, stint.away_s = len(held), 0.0, 0.0
-            elif active.state != model_pb2.JOB_STATE_PLACING and _owes(said, held, num_due, is_audited=item.replica in audited):
+            elif active.state == model_pb2.JOB_STATE_PLACING or (item.pnode_id, item.vnode) in excused:
+                pass
+            elif _owes(said, held, num_due, is_audited=item.replica in audited):
                 stint.idle_s += step_s
             if said is not None and said.state == orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE:
                 stint.away_s = max(0.0, stint.away_s - step_s)
