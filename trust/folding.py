@@ -154,20 +154,35 @@ def standing_of(
 
     ``verified``: faults that this process has verified itself; any other moves nothing. ``own``: such as units in rehab; where it was lost, rehab begins again.
     ``now_s``: by the reader's clock. Nothing that was told happens later than that, and in a chain nothing before what it tells earlier, whatever dates it
-    gives; one that does not fit the others' moves none of them.
+    gives; one that does not fit the others' moves none of them. An interval counts once, however often it is opened and judged.
     """
     placed: list[tuple[float, Event]] = [(event.at_s, event) for event in own]
     firsts_s: list[float] = []
-    for chain in chains:
-        heard = [one.heard(now_s) for one in chain]
+    all_heard = [[one.heard(now_s) for one in chain] for chain in chains]
+    again = _told_again(all_heard)
+    for number, heard in enumerate(all_heard):
         firsts_s.append(heard[0].committed_s)
-        for place_s, one in zip(_places([one.decided_s for one in heard]), heard, strict=True):
-            event = _event_of(one, verified)
+        for at, (place_s, one) in enumerate(zip(_places([one.decided_s for one in heard]), heard, strict=True)):
+            event = _event_of(one, verified) if (number, at) not in again else None
             if event is not None:
                 placed.append((place_s, event))
     placed.sort(key=lambda one: one[0])
     begun_s = min(firsts_s) if firsts_s else placed[0][0]
     return folded(begun(begun_s, terms), (event for _, event in placed))
+
+
+def _told_again(chains: Sequence[Sequence[Told]]) -> set[tuple[int, int]]:
+    """Which verdicts, by chain and place, count no more: a pass of what is opened again, and what is said of an interval a second time."""
+    counted: dict[tuple[str, Verdict], tuple[int, int]] = {}
+    again: set[tuple[int, int]] = set()
+    for number, chain in enumerate(chains):
+        for at, one in enumerate(chain):
+            known = one.interval, one.verdict
+            if one.verdict is Verdict.OPEN and (earlier := counted.pop((one.interval, Verdict.PASSED), None)) is not None:
+                again.add(earlier)
+            elif one.verdict in (Verdict.PASSED, Verdict.UNVERIFIABLE) and counted.setdefault(known, (number, at)) != (number, at):
+                again.add((number, at))
+    return again
 
 
 def _places(dates_s: Sequence[float]) -> list[float]:

@@ -71,6 +71,7 @@ def _rates(told: Iterable[Told], rules: DrawRules) -> dict[str, float]:
     rates: dict[str, float] = {}
     standings: dict[str, Standing] = {}
     found_out: set[str] = set()
+    counted: set[tuple[str, Verdict]] = set()
     for one in told:
         standing = standings.get(one.pnode_id) or begun(one.committed_s)
         if one.interval not in rates:
@@ -81,9 +82,12 @@ def _rates(told: Iterable[Told], rules: DrawRules) -> dict[str, float]:
         if one.verdict is Verdict.FAILED:
             found_out.add(one.pnode_id)
             standing = begun(one.decided_s)  # quarantine and rehab, then this
+        elif (one.interval, one.verdict) in counted:
+            continue  # an interval counts once
         elif one.verdict is Verdict.PASSED:
             standing = after(standing, Passed(one.decided_s, one.committed_s, one.num_batches))
         elif one.verdict is Verdict.UNVERIFIABLE:
             standing = after(standing, Unverified(one.decided_s, one.committed_s))
+        counted.add((one.interval, one.verdict))
         standings[one.pnode_id] = standing
     return rates

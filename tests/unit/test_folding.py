@@ -14,7 +14,7 @@ from dcnr.errors import Corrupt
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import common_pb2, model_pb2
-from trust.folding import AUDITS_DRAWN, FIRST, NEXT, Chronicle, Folding, Proof, chronicle_of, standings_of
+from trust.folding import AUDITS_DRAWN, FIRST, NEXT, Chronicle, Folding, Proof, chronicle_of, standing_of, standings_of
 from trust.going_back import Cause, gone_back, way_back
 from trust.ledger import Verdict
 from trust.standing import SHADOW_UNITS, ShadowPassed, Standing, State
@@ -189,6 +189,33 @@ def test_after_rehab_new_work_counts_and_old_offences_do_not() -> None:
     chain.learned("a", ("a3", "x", OPEN))
     chain.fails("a3", Cause.FAULT)
     assert (standing().state, standing().num_quarantines) == (State.QUARANTINED, 2)
+
+
+def test_an_interval_counts_once_however_often_it_is_opened_and_passes() -> None:
+    """One that was opened and passed again and again made its PNode one of the most trusted, by the holder's word; honest ones counted twice after a liar."""
+    chain, passes = Chain(), list[float]()
+
+    def noted() -> None:
+        passes.append(round(standings_of(chain.read(), (), now_s=chain.now_ms / 1000)[NODES["x"]].passes.amount, 2))
+
+    chain.learned("a", ("a1", "x", OPEN), ("a2", "x", OPEN))
+    chain.judged("a2", PASSED)
+    for _ in range(12):
+        chain.judged("a1", PASSED)
+        noted()
+        chain.judged("a1", OPEN)
+        noted()
+    assert passes == [2.0, 1.0] * 12, "what is open again has not passed"
+    chain.judged("a1", PASSED)
+    assert standings_of(chain.read(), (), now_s=chain.now_ms / 1000)[NODES["x"]].state is State.PROBATION
+    told = chain.read().told
+    both = standing_of([told, told], (), (), now_s=chain.now_ms / 1000)
+    assert round(both.passes.amount) == 2, "nor does it count again where another chain tells of it"
+    assert round(both.batches.amount) == 8
+    chain.judged("a1", OPEN)
+    chain.judged("a1", Verdict.UNVERIFIABLE)
+    noted()
+    assert passes[-1] == 0.5, "its pass is gone, and half of the other"
 
 
 def change(**fields: object) -> Callable[[Chain], None]:

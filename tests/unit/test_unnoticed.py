@@ -79,6 +79,15 @@ def test_rates_fall_with_the_audits_that_were_passed_before_an_interval_was_name
     assert shown(book).undetected_steps > shown(Book().add(PASSED, times=20)).undetected_steps * 5
 
 
+def test_an_interval_that_is_opened_and_passes_again_and_again_lowers_no_rate() -> None:
+    book = Book().add(PASSED, times=30)
+    last = book.told[-1]
+    book.told += [replace(last, verdict=verdict) for _ in range(100) for verdict in (OPEN, PASSED)]
+    assert shown(book.add(SPARED)).undetected_steps == pytest.approx(
+        shown(Book().add(PASSED, times=30).add(SPARED)).undetected_steps, rel=1e-3
+    )
+
+
 def test_each_pnode_has_its_own_record_and_what_they_may_do_adds_up() -> None:
     alone = shown(Book().add(PASSED, times=30))
     both = shown(Book().add(PASSED, times=30).add(PASSED, "y", times=2))
