@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from dataservice.manifest_form import Contribution
 from dcnr.errors import Refused
 from dcnr.intervals import IntervalSet
-from dcnr.v1 import model_pb2
-from trust.commits import Place, VerifiedCommit, VerifiedDelta, open_delta
+from trust.commits import Place, VerifiedCommit, VerifiedDelta, begins_interval, open_delta
 from trust.envelope import digest_of_envelope
 
 
@@ -62,13 +61,9 @@ def intervals_of(chain: Sequence[tuple[str, VerifiedCommit]], place: Place) -> I
             if not delta.delta.steps_digest:
                 raise Refused("a delta that names no log of its steps, where audits are in force", code="no_steps")
             yield one
-        if (own or has_merges) and (commit.state_digest or at + 1 == len(chain) or not _one_life(commit, chain[at + 1][1].commit)):
+        if (own or has_merges) and (at + 1 == len(chain) or begins_interval(chain[at + 1][1], found)):
             yield Contribution(commit.vnode, commit.replica, found.delegation.pnode_id, own, interval=digest)
             own, has_merges = IntervalSet.empty(), False
-
-
-def _one_life(commit: model_pb2.Commit, after: model_pb2.Commit) -> bool:
-    return (commit.replica, commit.incarnation) == (after.replica, after.incarnation)
 
 
 def _key(one: Contribution) -> tuple[str, str, str]:

@@ -35,6 +35,7 @@ from orchestrator.audit_missing import Missing
 from orchestrator.audit_people import left_of, people_of
 from orchestrator.audit_words import report_of
 from orchestrator.audits import AuditDesk
+from orchestrator.beginnings import Beginnings
 from orchestrator.chain import Chain
 from orchestrator.equivocations import Equivocations
 from orchestrator.others_verdicts import OthersVerdicts
@@ -77,6 +78,7 @@ class Auditing:
         self._memory: AuditMemory | None = None
         self._recalled: list[Remembered] = []
         """What earlier desks heard, as far as it may still matter."""
+        self._beginnings = Beginnings(shared.store, lambda: shared.policy, model)
         self._seats = Seats("")
         self._unheld: dict[str, tuple[Report, identity_pb2.Envelope | None]] = {}
         """Reports on tasks under way, one of each, that wait until the plans are read that their senders are held against."""
@@ -351,18 +353,18 @@ class Auditing:
         seed = self._shared.random_bytes(SEED_BYTES)
         task = audit_task_of(action, view, self._shared.policy.network_id, self._term[1], seed)
         self._say("audit_asked", action.auditor, action.reason, action.interval, vnode=action.vnode)
-        if action.is_verifier:
-            self._group.create_task(self._audit(task, action))
-        else:
-            envelope = seal(identity_pb2.DOMAIN_AUDIT_TASK, task, self._shared.key)
-            self._shared.mailbox.send(action.auditor, orchestrator_pb2.OrchestratorMessage(audit_task=envelope))
+        self._group.create_task(self._give(task, action))
 
-    async def _audit(self, task: model_pb2.AuditTask, action: SendTask) -> None:
-        """The verifier's own audit."""
-        eyes = self._shared.own_eyes
-        assert eyes is not None
-        nothing = Report(task.task_id, task.pnode_id, action.interval, Word.REFUSED)
+    async def _give(self, task: model_pb2.AuditTask, action: SendTask) -> None:
+        """Has it audited, by the verifier or by whoever was chosen. What cannot be read of its interval now is as if that one could not audit now."""
+        eyes, nothing = self._shared.own_eyes, Report(task.task_id, task.pnode_id, action.interval, Word.REFUSED)
         try:
+            task.first_statement = await self._beginnings.of(task.job_id, task.vnode, action.interval)
+            if not action.is_verifier:
+                envelope = seal(identity_pb2.DOMAIN_AUDIT_TASK, task, self._shared.key)
+                self._shared.mailbox.send(action.auditor, orchestrator_pb2.OrchestratorMessage(audit_task=envelope))
+                return
+            assert eyes is not None
             audited = await eyes.audit(task, await self._job(task.job_id))
             found = parse(model_pb2.AuditReport, audited.report.payload)
             report = report_of(found, "")
@@ -373,7 +375,7 @@ class Auditing:
         except (Corrupt, NotFound) as error:
             report = replace(nothing, word=Word.UNVERIFIABLE, part=error.code)
         except DcnrError as error:
-            _log.warning("verifier_failed", vnode=task.vnode, reason=error.message)
+            _log.warning("audit_not_begun", vnode=task.vnode, reason=error.message)
             report = nothing
         try:
             self.reported(report)

@@ -242,7 +242,7 @@ class _Check:
                 f"the data set gives {self.samples.num_batches} batches, the job has {order.num_batches}", code="wrong_dataset"
             )
         with self._bundle() as bundle:
-            self.stated = read_stated(bundle, assigned)
+            self.stated = read_stated(bundle, assigned, task.first_statement)
         self.interval = self.stated.exhibit.interval
         if self._record is not None and not _is_about(self._record, self.stated):
             raise Refused("the bundle is not of the interval that the record is about", code=UNVERIFIABLE)

@@ -107,6 +107,17 @@ def follows(commit: model_pb2.Commit, parent: model_pb2.Commit) -> bool:
     return begins and (grows or not of_one_life)
 
 
+def begins_interval(found: VerifiedCommit, before: VerifiedCommit | None) -> bool:
+    """Whether an interval begins with a commit, given the one that it names as its parent: after a state, after what another life signed, and with the first
+    of all. Behind an anchor of its own life a commit belongs to the interval of that.
+    """
+    return before is None or bool(before.commit.state_digest) or _life(found) != _life(before)
+
+
+def _life(found: VerifiedCommit) -> tuple[str, int, str]:
+    return found.commit.replica, int(found.commit.incarnation), found.delegation.pnode_id
+
+
 def _delegation(envelope: identity_pb2.Envelope, network_id: str, now_wall: float | None) -> VerifiedDelegation:
     """Valid now, or (None) when it began: then only that it has ended since does not count."""
     try:

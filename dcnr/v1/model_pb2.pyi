@@ -2324,6 +2324,7 @@ class AuditTask(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     UNTIL_UNIX_MS_FIELD_NUMBER: _builtins.int
+    FIRST_STATEMENT_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -2350,6 +2351,8 @@ class AuditTask(_message.Message):
     """of the holder"""
     until_unix_ms: _builtins.int
     """then another one is asked; network time"""
+    first_statement: _builtins.str
+    """digest of the statement with which the interval begins: a bundle that begins with another one is unverifiable; empty from holders of older software, which say nothing of it"""
     def __init__(
         self,
         *,
@@ -2366,10 +2369,11 @@ class AuditTask(_message.Message):
         seed: _builtins.bytes = ...,
         epoch: _builtins.int = ...,
         until_unix_ms: _builtins.int = ...,
+        first_statement: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_bytes", b"bundle_bytes", "bundle_digest", b"bundle_digest", "check", b"check", "epoch", b"epoch", "job_id", b"job_id", "model", b"model", "network_id", b"network_id", "pnode_id", b"pnode_id", "request_digest", b"request_digest", "seed", b"seed", "task_id", b"task_id", "until_unix_ms", b"until_unix_ms", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_bytes", b"bundle_bytes", "bundle_digest", b"bundle_digest", "check", b"check", "epoch", b"epoch", "first_statement", b"first_statement", "job_id", b"job_id", "model", b"model", "network_id", b"network_id", "pnode_id", b"pnode_id", "request_digest", b"request_digest", "seed", b"seed", "task_id", b"task_id", "until_unix_ms", b"until_unix_ms", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -246,7 +246,12 @@ def test_a_fault_is_proven_over_the_evidence_that_was_audited_and_over_no_other(
 
             clock = SimpleNamespace(wall=lambda: 5.0)
             shared = SimpleNamespace(
-                own_eyes=eyes, standings=Standings(), clock=clock, history=history, policy=SimpleNamespace(network_id=NETWORK_ID)
+                own_eyes=eyes,
+                store=store,
+                standings=Standings(),
+                clock=clock,
+                history=history,
+                policy=SimpleNamespace(network_id=NETWORK_ID),
             )
             auditing = Auditing(
                 MODEL, shared, view=lambda: None, job=known, plan=known, is_holder=lambda: True, wake=Signal()  # type: ignore[arg-type]
@@ -346,6 +351,9 @@ def test_what_cannot_be_checked_is_said_and_blames_nobody(tmp_path: Path, case: 
             unverifiable = model_pb2.AUDIT_FINDING_UNVERIFIABLE
             assert report_in(await one.audit(task(torn, "s2"), torn), key).finding == unverifiable
             assert (await found(case.interval("s1"))).finding == unverifiable
+            assert (await found(honest, first_statement="f" * 64)).finding == unverifiable, (
+                "what comes before its anchor is left out"
+            )
             silent = case.interval("s1")
             silent.say_nothing_of_outputs([3])
             unsaid = await found(silent, vnode="s1")

@@ -21,7 +21,7 @@ from pnode.gathering import Means, gather
 from pnode.pace import Pace
 from trust.comparison import judge
 from trust.envelope import digest_of_envelope
-from vnode.bundle import read_bundle
+from vnode.bundle import BundleWriter, places_of_states, read_bundle
 from vnode.checks.opening import Opened, Stated, open_claim, read_stated
 from vnode.checks.torch_check import Checker
 from vnode.merging import counts_of
@@ -33,6 +33,7 @@ from vnode.vocabulary import Mode, Peer
 STAGE = SOURCE_STAGE
 FIRST_STATE = work_of(STAGE).first_state
 NUM_LEARNING = 3
+_STEPS = model_pb2.EVIDENCE_KIND_STEPS
 
 
 def is_contributor(name: str) -> bool:
@@ -155,11 +156,38 @@ class Member:
 
     async def ratio(self, interval: str) -> float:
         """How far the worst comparison of a replay is over its tolerance."""
-        _, claimed = await self.opened(interval)
-        checker = Checker(assigned(STAGE), REGISTRY, 7, "")
-        outcome = judge(checker.comparisons(claimed.claim, model_pb2.CHECK_KIND_REPLAY, b"s" * 32), to_the_end=True)
-        assert outcome.worst is not None
-        return outcome.worst.ratio
+        return ratio_of((await self.opened(interval))[1])
+
+
+def ratio_of(claimed: Opened) -> float:
+    """Of a claim: how far the worst comparison of a replay is over its tolerance."""
+    checker = Checker(assigned(STAGE), REGISTRY, 7, "")
+    outcome = judge(checker.comparisons(claimed.claim, model_pb2.CHECK_KIND_REPLAY, b"s" * 32), to_the_end=True)
+    assert outcome.worst is not None
+    return outcome.worst.ratio
+
+
+def without_its_beginning(whole: Path, path: Path) -> Path:
+    """The same bundle without its first statement and what led to the anchor that this names, with which it now begins."""
+    with read_bundle(whole) as bundle, BundleWriter(path) as writer:
+        logs = [model_pb2.StepLog.FromString(bytes(bundle.data(_STEPS, entry=one.entry))) for one in bundle.parts(_STEPS)]
+        entries = [len(log.steps) for log in logs]
+        for kind in (model_pb2.EVIDENCE_KIND_STATEMENT, _STEPS):
+            for at in range(1, len(entries)):
+                writer.add(model_pb2.EvidencePart(kind=kind, entry=at - 1), bundle.data(kind, entry=at))
+        places = [(0, 0), *places_of_states(entries[1:])]
+        for (entry, port), (to, at) in zip(places_of_states(entries), places, strict=True):
+            state = bundle.data(model_pb2.EVIDENCE_KIND_STATE, entry=entry, port=port)
+            writer.add(model_pb2.EvidencePart(kind=model_pb2.EVIDENCE_KIND_STATE, entry=to, port=at), state)
+        for kind in (model_pb2.EVIDENCE_KIND_INPUT, model_pb2.EVIDENCE_KIND_OUTPUT):
+            for part in bundle.parts(kind):
+                data = bundle.data(kind, entry=part.entry, batch=part.batch, port=part.port)
+                if part.entry >= entries[0]:
+                    part.entry -= entries[0]
+                    writer.add(part, data)
+                data.release()
+        writer.close()
+    return path
 
 
 def _never(*given: Any) -> Any:

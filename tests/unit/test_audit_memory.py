@@ -275,6 +275,7 @@ class Holder:
         self.auditing.answered(accused, model_pb2.Evidence(interval=interval), Bundle("e" * 64, 1))
         count = len(self.tasks)
         await self.until(lambda: len(self.tasks) > count, "the auditor is asked")
+        assert self.tasks[-1].first_statement == interval, "behind which no commit lies"
         envelope = signed(interval, model_pb2.AUDIT_FINDING_PASS, self.tasks[-1].task_id)
         self.auditing.reported(opened(envelope), envelope)
 

@@ -49,7 +49,7 @@ class Rig:
         self.store, self.standings, self.said = MemoryStore(CLOCK, random.Random(1)), Standings(), list[str]()
         history = SimpleNamespace(say=lambda kind, *words, **facts: self.said.append(kind))
         shared = SimpleNamespace(
-            own_eyes=OwnEyes(self.store, NETWORK, root, None), standings=self.standings, clock=CLOCK, history=history,
+            own_eyes=OwnEyes(self.store, NETWORK, root, None), store=self.store, standings=self.standings, clock=CLOCK, history=history,
             policy=SimpleNamespace(network_id=NETWORK, audits_drawn=True),
         )  # fmt: skip
         job, placed = SimpleNamespace(request=model_pb2.JobRequest(job_id="j")), model_pb2.Assignment(vnode="a", replica="a.0")

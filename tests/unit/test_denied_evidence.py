@@ -92,7 +92,7 @@ class Rig:
         self.store.rewind(keys.evidence(MODEL, "a", self.evidence), self.data)
         history = SimpleNamespace(say=lambda kind, *words, **facts: self.said.append(kind))
         self.shared = SimpleNamespace(
-            own_eyes=OwnEyes(self.store, NETWORK, root, None), standings=Standings(), clock=self.clock, history=history,
+            own_eyes=OwnEyes(self.store, NETWORK, root, None), store=self.store, standings=Standings(), clock=self.clock, history=history,
             policy=SimpleNamespace(network_id=NETWORK, audits_drawn=True),
         )  # fmt: skip
 

@@ -9,10 +9,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from merged_rig import FIRST_STATE, Member, scaled
+from merged_rig import FIRST_STATE, STAGE, Member, ratio_of, scaled, without_its_beginning
+from test_opening import DATA, assigned
 
 from dcnr.errors import Refused
-from vnode.checks.opening import UNVERIFIABLE
+from trust.envelope import digest_of_envelope
+from vnode.bundle import read_bundle
+from vnode.checks.opening import UNVERIFIABLE, open_claim, read_stated
 from vnode.torch_merging import DeltaValues
 
 Lie = Callable[[DeltaValues], DeltaValues]
@@ -129,6 +132,33 @@ def test_what_is_missing_of_a_merge_makes_it_unverifiable(tmp_path: Path) -> Non
             await other.opened(other.named[0])
         primary.books.close()
         other.books.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("after", [(2, 3), ()], ids=["steps after it", "none at all"])
+def test_what_led_to_an_anchor_cannot_be_left_out(tmp_path: Path, after: tuple[int, ...]) -> None:
+    """Goal: else an anchor that nothing led to would be where a replay begins, and the batches before it count with no step of them replayed."""
+
+    async def scenario() -> None:
+        primary = Member("a.1", tmp_path)
+        await primary.learn(0, 1)
+        await primary.merge()
+        await primary.learn(*after)
+        await primary.snapshot()
+        whole = await primary.gathered(primary.named[0])
+        with read_bundle(whole) as bundle:
+            stated = read_stated(bundle, assigned(STAGE))
+            first = digest_of_envelope(stated.envelopes[0])
+            assert read_stated(bundle, assigned(STAGE), first) == stated
+        with read_bundle(without_its_beginning(whole, tmp_path / "short")) as bundle:
+            short = read_stated(bundle, assigned(STAGE))
+            assert (short.exhibit.interval, short.batches) == (stated.exhibit.interval, after)
+            assert ratio_of(open_claim(short, bundle, assigned(STAGE), DATA)) <= 1.0, "in itself all of it is right"
+            with pytest.raises(Refused) as raised:
+                read_stated(bundle, assigned(STAGE), first)
+            assert raised.value.code == UNVERIFIABLE
+        primary.books.close()
 
     run(scenario)
 

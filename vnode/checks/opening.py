@@ -23,7 +23,7 @@ from dcnr.tensor import Payload, TensorHeader, decode
 from dcnr.v1 import identity_pb2, model_pb2
 from trust.commits import MAX_COMMIT_BYTES, Place
 from trust.delegation import VerifiedDelegation, open_past_delegation
-from trust.envelope import check_signature, parse_envelope
+from trust.envelope import check_signature, digest_of_envelope, parse_envelope
 from trust.evidence import MAX_STATEMENTS, MAX_WORDS_BYTES, Exhibit, exhibit_of
 from trust.step_logs import MAX_LOG_BYTES, Contradiction
 from vnode.bundle import Bundle
@@ -102,12 +102,18 @@ class Samples(Protocol):
         ...
 
 
-def read_stated(bundle: Bundle, assigned: Assigned) -> Stated:
-    """The signed statements of the interval with their logs. Raises Refused (``unverifiable``)."""
+def read_stated(bundle: Bundle, assigned: Assigned, first: str = "") -> Stated:
+    """The signed statements of the interval with their logs. Raises Refused (``unverifiable``).
+
+    ``first``: digest of the statement with which the interval begins, as the holder knows it. Where an accused left out what comes before an anchor, that
+    anchor would be believed, and nobody would look at the steps that led to it.
+    """
     with _or_unverifiable():
         envelopes = [
             parse_envelope(data, MAX_COMMIT_BYTES) for data in _texts(bundle, model_pb2.EVIDENCE_KIND_STATEMENT, MAX_COMMIT_BYTES)
         ]
+        if first and (not envelopes or digest_of_envelope(envelopes[0]) != first):
+            raise Refused("the bundle does not begin with the statement with which its interval begins", code=UNVERIFIABLE)
         logs = list(_texts(bundle, model_pb2.EVIDENCE_KIND_STEPS, MAX_LOG_BYTES))
         if not logs:
             raise Refused("the bundle holds no log of steps", code=UNVERIFIABLE)
