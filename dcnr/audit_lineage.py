@@ -162,14 +162,14 @@ class LineageAudit:
         )
 
     async def _walk(self, checkpoint: model_pb2.Checkpoint, request: model_pb2.JobRequest, first: str) -> _Walk:
-        """Raises Corrupt where the chain breaks. A commit begins where its parent ended: at its state, or at the anchor that contributors took."""
+        """Raises Corrupt where the chain breaks. A commit begins where its parent ended: at its state, or without one at the anchor that contributors took."""
         newest_first: list[list[_Learned]] = []
         states: set[str] = {checkpoint.digest}
         state, commit_digest, parent, count = checkpoint.digest, checkpoint.commit_digest, "", 0
         while commit_digest:
             commit, pnode_id = await self._documents.commit(checkpoint.vnode, commit_digest, request.job_id)
-            ends = {commit.state_digest} if not count else {commit.state_digest, commit.anchor_digest} - {""}
-            if state not in ends:
+            end = commit.state_digest or (commit.anchor_digest if count else "")
+            if state != end:
                 raise Corrupt(
                     f"{checkpoint.vnode}: commit {commit_digest[:12]} is about another state than {state[:12]}", code="broken_chain"
                 )
@@ -180,7 +180,7 @@ class LineageAudit:
             await self._planned.check(commit, pnode_id)
             newest_first.append(self._learned(commit, pnode_id, request))
             state, commit_digest, count = commit.parent_digest, commit.parent_commit, count + 1
-            states |= {commit.state_digest, commit.anchor_digest, state}
+            states |= {end, state}
             if count > MAX_COMMITS:
                 raise Corrupt(f"{checkpoint.vnode}: more than {MAX_COMMITS} commits", code="broken_chain")
         if state != first:

@@ -90,6 +90,7 @@ class CheckpointJudge:
             or found.delegation.pnode_id != checkpoint.pnode_id
         ):
             raise Refused("the commit is not about this checkpoint", code="wrong_commit")
+        _check_one_end(commit)
         if view.chain is not None and (found.delegation.pnode_id, checkpoint.vnode) in view.chain.crowded():
             raise Unavailable(
                 "more of its PNode's work there waits for audits than is taken in: it is named when less does",
@@ -220,6 +221,7 @@ class CheckpointJudge:
         parent = open_commit(parse_envelope(data, MAX_COMMIT_BYTES), place)
         if not follows(commit, parent.commit):
             raise Refused("the parent's commit is about another state", code="wrong_commit")
+        _check_one_end(parent.commit)
         return parent
 
     def _known_at(self, view: ModelView, place: Place, commit: model_pb2.Commit) -> Ancestry | None:
@@ -278,6 +280,11 @@ def is_fenced(view: ModelView, vnode: str, replica: str) -> bool:
 def _made(named: model_pb2.Checkpoint, place: Place, commit: model_pb2.Commit) -> bool:
     """Whether that checkpoint of the job is what the parent of the commit made."""
     return (named.job_id, named.vnode, named.commit_digest) == (place.job_id, place.vnode, commit.parent_commit)
+
+
+def _check_one_end(commit: model_pb2.Commit) -> None:
+    if commit.state_digest and commit.anchor_digest:
+        raise Refused("a commit that names both a state and an anchor, of which only one is ever replayed", code="wrong_commit")
 
 
 def _check_primary(plan: model_pb2.Plan, checkpoint: model_pb2.Checkpoint) -> None:

@@ -10,7 +10,7 @@ from dcnr.ids import Digest, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode.chain import MAX_COMMITS, Standing
-from trust.commits import Place, VerifiedCommit, follows, open_commit
+from trust.commits import Place, VerifiedCommit, ends_with, follows, open_commit
 from trust.delegation import VerifiedDelegation
 from trust.envelope import digest_of_envelope
 from vnode.state import StateInfo
@@ -76,7 +76,7 @@ def check_reply(
     if signed != (question.primary.replica, question.primary.incarnation, question.worker.worker_public_der):
         raise RemoteFault("the anchor's commit is not by the primary that was asked", code="wrong_signer")
     digest = digest_of(reply.anchor)
-    if not digest == answer.anchor_digest == newest.commit.anchor_digest:
+    if not digest == answer.anchor_digest == newest.commit.anchor_digest == ends_with(newest.commit):
         raise Corrupt("the anchor is not the one that its commit names", code="wrong_digest")
     info = check_anchor(reply.anchor)
     if (info.vnode, info.model, info.graph) != (own.vnode, own.model, own.graph):

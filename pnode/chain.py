@@ -42,7 +42,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One commit made: of a state, of an anchor, or of both."""
+    """One commit made: of a state, or of an anchor."""
 
     commit: identity_pb2.Envelope
     digest: Digest
@@ -110,7 +110,7 @@ class CommitChain:
         self._merges.append(model_pb2.Merged(after=len(self._learned), delta=delta, replicas=num_learning))
 
     def close(self, *, state: str = "", anchor: str = "", steps: str = "") -> Link:
-        """The commit of a new state or anchor; ``steps``: digest of the log of its batches. Raises nothing: what it states has happened."""
+        """The commit of a new state, or of a new anchor; ``steps``: digest of the log of its batches. Raises nothing: what it states has happened."""
         standing = self._standing
         self.sequence += 1
         commit = model_pb2.Commit(

@@ -98,13 +98,20 @@ def open_delta(envelope: identity_pb2.Envelope, place: Place, *, now_wall: float
 
 
 def follows(commit: model_pb2.Commit, parent: model_pb2.Commit) -> bool:
-    """Whether a commit begins where its parent ended, at its state or at the anchor that contributors took, and has a higher number if one incarnation of a
-    replica made both. Commits of software that numbered none have 0.
+    """Whether a commit begins where its parent ended, and has a higher number if one incarnation of a replica made both. Commits of software that numbered
+    none have 0.
     """
-    begins = bool(commit.parent_digest) and commit.parent_digest in (parent.state_digest, parent.anchor_digest)
+    begins = bool(commit.parent_digest) and commit.parent_digest == ends_with(parent)
     of_one_life = (commit.replica, commit.incarnation) == (parent.replica, parent.incarnation)
     grows = commit.sequence > parent.sequence or parent.sequence == 0
     return begins and (grows or not of_one_life)
+
+
+def ends_with(commit: model_pb2.Commit) -> str:
+    """Digest of the state, or else the anchor, that a commit ends with: what is replayed up to there. An anchor beside a state is bound to nothing, so nothing
+    begins with it.
+    """
+    return commit.state_digest or commit.anchor_digest
 
 
 def begins_interval(found: VerifiedCommit, before: VerifiedCommit | None) -> bool:

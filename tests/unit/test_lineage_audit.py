@@ -87,10 +87,12 @@ class World:
         asker: NodeKey = MAINTAINER, skip: int | None = None, deltas: dict[int, list[model_pb2.Merged]] | None = None,
         anchored: tuple[int, ...] = (), given: dict[tuple[str, str], list[int]] | None = None,
         earlier: Sequence[tuple[str, Credits]] = (), by: tuple[str, NodeKey, NodeKey] = ("a.0", PNODE, WORKER),
-        first_parent: str = "",
+        first_parent: str = "", beside: str = "",
     ) -> str:  # fmt: skip
-        """The digest of the final manifest after commits of these batches. ``by``: replica, PNode and worker of all but the last. ``earlier``: what manifests
-        before it named, the oldest first: `MIDDLE`, or the digest of a state that none of these commits made; it held just what was credited with it.
+        """The digest of the final manifest after commits of these batches. ``by``: replica, PNode and worker of all but the last. ``beside``: a state that each
+        commit of an anchor names too.
+        ``earlier``: what manifests before it named, the oldest first: `MIDDLE`, or the digest of a state that none of these commits made; it held just
+        what was credited with it.
         """
         if not self.plan:
             self.plans(planned())
@@ -115,7 +117,7 @@ class World:
             delegation = make_delegation(node, POLICY.network_id, key.public_der, 1, ["127.0.0.1:1"], NOW)
             commit = model_pb2.Commit(
                 network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", replica=replica, incarnation=1, parent_digest=parent,
-                state_digest="" if index in anchored else digest_of(data), batches=piece, losses=[1.0] * len(piece),
+                state_digest=beside if index in anchored else digest_of(data), batches=piece, losses=[1.0] * len(piece),
                 anchor_digest=digest_of(data) if index in anchored else "", parent_commit=commit_digest, delegation=delegation,
                 merges=(deltas or {}).get(index, ()),
             )  # fmt: skip
@@ -255,6 +257,7 @@ def test_checkpoint_0_agrees_though_no_commit_made_it(tmp_path: Path) -> None:
         lambda world: world.train([list(range(N))], signer=STRANGER),
         lambda world: world.train([list(range(N))], asker=STRANGER),
         lambda world: world.train([[0, 1], [2, 3], list(range(4, N))], skip=1),
+        lambda world: world.train([[0, 1], list(range(2, N))], anchored=(0,), beside="e" * 64),
     ],
 )
 def test_broken_chains_and_wrong_signers_are_refused(build: Callable[[World], str], tmp_path: Path) -> None:

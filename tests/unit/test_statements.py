@@ -118,14 +118,13 @@ def test_any_other_delta_is_refused(envelope: identity_pb2.Envelope, code: str) 
 
 
 def test_a_commit_follows_the_state_or_the_anchor_of_its_parent_with_a_higher_number() -> None:
-    parent = model_pb2.Commit(replica="a.0", incarnation=3, state_digest="s", anchor_digest="a", sequence=4)
+    parent = model_pb2.Commit(replica="a.0", incarnation=3, state_digest="s", sequence=4)
 
     def after(**facts: object) -> bool:
         given = {"replica": "a.0", "incarnation": 3, "parent_digest": "s", "sequence": 5, **facts}
         return follows(model_pb2.Commit(**given), parent)  # type: ignore[arg-type]
 
     assert after()
-    assert after(parent_digest="a")
     assert not after(parent_digest="x")
     assert not after(parent_digest="")
     assert not follows(model_pb2.Commit(sequence=1), model_pb2.Commit()), "nothing is no state"
@@ -136,3 +135,7 @@ def test_a_commit_follows_the_state_or_the_anchor_of_its_parent_with_a_higher_nu
     parent.sequence = 0
     assert after(sequence=0), "commits that are not numbered"
     assert after(sequence=1)
+    parent.state_digest, parent.anchor_digest = "", "a"
+    assert after(parent_digest="a")
+    parent.state_digest = "s"
+    assert not after(parent_digest="a"), "nobody replays up to an anchor beside a state"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dcnr.errors import Corrupt
 from dcnr.ids import Digest, digest_of
 from dcnr.v1 import model_pb2
-from trust.commits import Place, open_delta
+from trust.commits import Place, ends_with, open_delta
 from trust.step_logs import Statement
 from vnode.bundle import Bundle, places_of_states
 from vnode.checks.claims import Anchored, Displacement, Taken
@@ -55,7 +55,7 @@ def named_by(statement: Statement) -> Digest:
     """What a statement ends with: a state, an anchor that is a whole state, or a displacement."""
     if isinstance(statement, model_pb2.Delta):
         return Digest(statement.digest)
-    return Digest(statement.state_digest or statement.anchor_digest)
+    return Digest(ends_with(statement))
 
 
 def _taken(bundle: Bundle, number: int, merged: model_pb2.Merged, commit: model_pb2.Commit, place: Place) -> Taken:
