@@ -48,22 +48,23 @@ def contributions_of(found: VerifiedCommit, place: Place) -> Iterator[Contributi
 def intervals_of(chain: Sequence[tuple[str, VerifiedCommit]], place: Place) -> Iterator[Contribution]:
     """What commits add where audits are in force, each piece named by the statement that ends it. ``chain``: from a state on, the oldest first, with digests.
 
-    Of a primary that is the commit that closes a state, with those of anchors before it; where another replica goes on from an anchor, the last before that.
+    Of a primary that is the commit that closes a state, with those of anchors before it; where another life goes on from an anchor, the last before that. What
+    learned and merged nothing is an interval too: else nobody would look at whether its state is still the one before it.
     Raises as `contributions_of`, and Refused (``no_steps``) for a statement about batches without the log of its steps.
     """
-    own, has_merges = IntervalSet.empty(), False
+    own = IntervalSet.empty()
     for at, (digest, found) in enumerate(chain):
         commit, batches = found.commit, _own(found)
         if batches and not commit.steps_digest:
             raise Refused("a commit that names no log of its steps, where audits are in force", code="no_steps")
-        own, has_merges = own | batches, has_merges or bool(commit.merges)
+        own = own | batches
         for delta, one in _merged(found, place):
             if not delta.delta.steps_digest:
                 raise Refused("a delta that names no log of its steps, where audits are in force", code="no_steps")
             yield one
-        if (own or has_merges) and (at + 1 == len(chain) or begins_interval(chain[at + 1][1], found)):
+        if at + 1 == len(chain) or begins_interval(chain[at + 1][1], found):
             yield Contribution(commit.vnode, commit.replica, found.delegation.pnode_id, own, interval=digest)
-            own, has_merges = IntervalSet.empty(), False
+            own = IntervalSet.empty()
 
 
 def _key(one: Contribution) -> tuple[str, str, str]:

@@ -95,7 +95,7 @@ def _continued(ledger: Ledger, judged: Judged, unjudged: frozenset[str]) -> _Con
     known = [ledger.intervals[one.interval] for one in brings if one.interval in ledger.intervals]
     if any(one.verdict not in STANDING for one in known):
         return "retracted"
-    if not brings:
+    if not any(one.batches for one in brings):
         return "older"
     left = (ledger.intervals[name] for one in line[at + 1 :] for name in one.intervals if name not in names)
     unjudged |= {one.pnode_id for one in left if one.verdict is Verdict.OPEN}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,25 @@ def test_what_is_missing_of_a_merge_makes_it_unverifiable(tmp_path: Path) -> Non
             await other.opened(other.named[0])
         primary.books.close()
         other.books.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_a_state_behind_which_nothing_was_learned_is_held_against_the_one_before_it(tmp_path: Path, is_swapped: bool) -> None:
+    async def scenario() -> None:
+        primary = Member("a.1", tmp_path)
+        await primary.learn(0, 1)
+        await primary.snapshot()
+        if is_swapped:
+            other = Member("a.3", tmp_path)
+            await other.learn(5, 6)
+            values = other.compute.snapshot(replace(primary.info, parent=""))
+            primary.compute.restore(values)
+            other.books.close()
+        await primary.snapshot()
+        assert (await primary.ratio(primary.named[1]) <= 1.0) is not is_swapped
+        primary.books.close()
 
     run(scenario)
 
