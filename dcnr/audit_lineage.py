@@ -23,6 +23,8 @@ from dcnr.planned import PlannedCommits, newest_plan
 from dcnr.stored import Read, StoredDocuments
 from dcnr.v1 import data_pb2, model_pb2
 from trust.commits import Place, open_delta
+from trust.envelope import parse
+from trust.folding import AUDITS_DRAWN
 from trust.network import NetworkPolicy
 
 if TYPE_CHECKING:
@@ -126,6 +128,7 @@ class LineageAudit:
                 "the manifest does not have the VNodes of the manifest that the request names", code="incomplete_manifest"
             )
         chain = await self._chain(manifest, request)
+        self._audited = manifest.audits == AUDITS_DRAWN
         self._planned = PlannedCommits(
             self._documents, plan_digest, Place(self._policy.network_id, self._model, request.job_id, "")
         )
@@ -165,6 +168,7 @@ class LineageAudit:
         """Raises Corrupt where the chain breaks. A commit begins where its parent ended: at its state, or without one at the anchor that contributors took."""
         newest_first: list[list[_Learned]] = []
         states: set[str] = {checkpoint.digest}
+        anchors: set[str] = set()
         state, commit_digest, parent, count = checkpoint.digest, checkpoint.commit_digest, "", 0
         while commit_digest:
             commit, pnode_id = await self._documents.commit(checkpoint.vnode, commit_digest, request.job_id)
@@ -178,6 +182,8 @@ class LineageAudit:
                 if pnode_id != checkpoint.pnode_id or commit.replica != checkpoint.replica:
                     raise Corrupt(f"{checkpoint.vnode}: the manifest credits another PNode than the commit", code="wrong_signer")
             await self._planned.check(commit, pnode_id)
+            anchors.discard(end)
+            anchors |= {parse(model_pb2.Delta, merged.delta.payload).anchor_digest for merged in commit.merges if self._audited}
             newest_first.append(self._learned(commit, pnode_id, request))
             state, commit_digest, count = commit.parent_digest, commit.parent_commit, count + 1
             states |= {end, state}
@@ -186,6 +192,10 @@ class LineageAudit:
         if state != first:
             raise Corrupt(
                 f"{checkpoint.vnode}: its ancestry ends in {state[:12]}, not in checkpoint 0 ({first[:12]})", code="broken_chain"
+            )
+        if anchors - {first}:
+            raise Corrupt(
+                f"{checkpoint.vnode}: a delta begins with {min(anchors)[:12]}, to which no commit leads", code="broken_chain"
             )
         return _Walk([piece for pieces in reversed(newest_first) for piece in pieces], count, parent, frozenset(states))
 

@@ -22,6 +22,7 @@ from dcnr.intervals import IntervalSet
 from dcnr.ports import Clock, ObjectInfo, ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.ancestry import Ancestry, contributions_of, intervals_of
+from orchestrator.behind import Behind
 from orchestrator.documents import get_exact, open_plan
 from orchestrator.jobs import intervals
 from orchestrator.judging import Reads, Refusals, Turns
@@ -66,7 +67,7 @@ class CheckpointJudge:
         self._looked_at: OrderedDict[str, str] = OrderedDict()
         self._lacking: OrderedDict[str, str] = OrderedDict()
         """By the commit of a checkpoint: the ancestor that was not in the store. Until it is there nothing is read for that checkpoint again."""
-        self._learners = Learners("")
+        self._learners, self._behind = Learners(""), Behind(store)
         self._reads, self._turns = reads or Reads(), Turns()
         self._refused, self._dead_ends = Refusals(clock), Refusals(clock)
         """Of commits themselves, where it took reading to refuse them, and of whatever names them as its parent."""
@@ -146,8 +147,13 @@ class CheckpointJudge:
         """What follows from the commit and its ancestors, which is what the checkpoint claims."""
         known = self._known_at(view, place, newest.commit)
         if known is not None:
-            ancestry = await self._added(view, place, known, [(checkpoint.commit_digest, newest)])
+            chain = [(checkpoint.commit_digest, newest)]
+            ancestry = await self._added(view, place, known, chain)
             _check_lineage(checkpoint, ancestry, job)
+            if view.chain is not None and (sought := self._behind.sought(place, chain)).anchors:
+                async with self._reads.place():
+                    with self._refused.noting(checkpoint.commit_digest):
+                        await self._behind.find(place, sought)
             return ancestry
         self._dead_ends.check(newest.commit.parent_commit)
         async with self._reads.place():
@@ -155,6 +161,8 @@ class CheckpointJudge:
                 chain, known = await self._followed(view, place, newest, checkpoint.commit_digest)
                 ancestry = await self._added(view, place, known, chain)
                 _check_lineage(checkpoint, ancestry, job)
+                if view.chain is not None:
+                    await self._behind.find(place, self._behind.sought(place, chain))
                 return ancestry
 
     async def _followed(

@@ -7,6 +7,7 @@ commits; they become its own ancestors if it is made the primary.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +18,7 @@ from dcnr.ids import Digest
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.frames import intervals_message
+from trust.commits import MAX_BEHIND, ends_with
 from trust.envelope import digest_of_envelope, seal
 from trust.identity import NodeKey
 from vnode.vocabulary import Peer
@@ -74,6 +76,8 @@ class CommitChain:
         self._open: list[tuple[int, float]] = []
         self._merges: list[model_pb2.Merged] = []
         self._kept: list[_Kept] = []
+        self._behind: deque[str] = deque([state], maxlen=MAX_BEHIND // 2)
+        """What the newest commits on the way to here ended with: fewer than whoever judges the next one looks at."""
         self._not_handed: dict[Digest, identity_pb2.Envelope] = {}
 
     @property
@@ -85,6 +89,10 @@ class CommitChain:
     def commits(self) -> tuple[identity_pb2.Envelope, ...]:
         """All commits since the newest checkpoint that a manifest names, oldest first."""
         return tuple(kept.commit for kept in self._kept)
+
+    def leads_over(self, anchor: str) -> bool:
+        """Whether that state or anchor lies on the way to what this replica holds, not too far behind."""
+        return anchor in self._behind
 
     @property
     def is_long(self) -> bool:
@@ -134,6 +142,7 @@ class CommitChain:
         envelope = seal(identity_pb2.DOMAIN_COMMIT, commit, self._key)
         link = Link(envelope, digest_of_envelope(envelope), self._state, state)
         self._state, self._commit = state or anchor, link.digest
+        self._behind.append(self._state)
         self._learned, self._merges = [], []
         self._kept.append(_Kept(envelope, link.digest, state))
         self._not_handed[link.digest] = envelope
@@ -183,9 +192,11 @@ class CommitChain:
         self._open = self._open if keep_open else []
         self._learned = self._learned if keep_after else []
         self._kept = []
+        self._behind.clear()
         for commit in commits:
-            state = model_pb2.Commit.FromString(commit.payload).state_digest
-            self._kept.append(_Kept(commit, digest_of_envelope(commit), state))
+            stated = model_pb2.Commit.FromString(commit.payload)
+            self._kept.append(_Kept(commit, digest_of_envelope(commit), stated.state_digest))
+            self._behind.append(ends_with(stated))
         self._not_handed = {kept.digest: kept.commit for kept in self._kept}
         self._state, self._commit = anchor, self._kept[-1].digest
 

@@ -80,6 +80,8 @@ class Fixed:
     state_bytes: int = 0
     wanted_codec: str = "raw"
     """Of frames of training, and of deltas, as the graph says."""
+    audited: bool = False
+    """Whether audits are in force."""
 
     def state_file(self, digest: Digest) -> Path:
         """Where a state of this replica lies, if it is on this disk at all."""

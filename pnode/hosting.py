@@ -191,6 +191,7 @@ def fixed_of(prepared: Prepared, host: local_pb2.HostReplica) -> Fixed:
         state_digest=host.state_digest,
         state_bytes=prepared.state_bytes,
         wanted_codec=str(prepared.graph.train.codec) or "auto",
+        audited=host.audited,
     )
 
 

@@ -90,14 +90,20 @@ class _Open:
 
 
 class MergeDesk:
-    """``post`` takes a MergeAsked; ``check`` decodes a delta's weights (blocks; any thread); ``full``: no further anchor can be made now."""
+    """``post`` takes a MergeAsked; ``check`` decodes a delta's weights (blocks; any thread); ``full``: no further anchor can be made now.
+
+    ``may_begin``: whether a delta may begin with that state or anchor. Where audits are in force it is replayed from there, whatever that is: one that nothing
+    leads to would be a state of the contributor's own making.
+    """
 
     def __init__(
         self, standing: Standing, *, num_batches: int, max_bytes: int, clock: Clock, executor: Executor,
         check: Callable[[bytes, str], Delta], post: Callable[[MergeAsked], None], full: Callable[[], bool],
+        may_begin: Callable[[str], bool] = lambda anchor: True,
     ) -> None:  # fmt: skip
         self._standing, self._num_batches, self._max_bytes, self._clock = standing, num_batches, max_bytes, clock
         self._executor, self._check, self._post, self._full = executor, check, post, full
+        self._may_begin = may_begin
         self._siblings: dict[ReplicaId, str] = {}
         self._incarnations: dict[ReplicaId, int] = {}
         self._open: dict[int, _Open] = {}
@@ -147,7 +153,8 @@ class MergeDesk:
             raise _overloaded()
         request, self._next = self._next, self._next + 1
         self._open[request] = waiting
-        self._post(MergeAsked(self._clock.monotonic(), request, source, sequence or None, batches, brought))
+        is_astray = delta is not None and not self._may_begin(delta.delta.anchor_digest)
+        self._post(MergeAsked(self._clock.monotonic(), request, source, sequence or None, batches, brought, is_astray))
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await asyncio.shield(waiting.answered)

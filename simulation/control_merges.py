@@ -99,7 +99,8 @@ def answer(pnode: PNodeShell, primary: Replica, asker: Peer, envelope: identity_
             return None
     desk.num_asked += 1
     sequence, batches = (int(delta.delta.sequence), delta.batches) if delta is not None else (None, _NONE)
-    if merging.asked(MergeAsked(pnode.loop.time(), desk.num_asked, asker, sequence, batches, envelope)):
+    is_astray = delta is not None and bool(primary.steps) and not primary.chain.leads_over(delta.delta.anchor_digest)
+    if merging.asked(MergeAsked(pnode.loop.time(), desk.num_asked, asker, sequence, batches, envelope, is_astray)):
         return None
     match merging.computation(primary.lineage):
         case MergeDeltas() as work:

@@ -18,6 +18,8 @@ MAX_COMMIT_BYTES: Final = MAX_ENVELOPE_BYTES
 MAX_DELTA_BYTES: Final = 256 * KIB
 """Of the statement with its delegation and signature; the weights travel beside it. Enough for thirty thousand batches."""
 DELTA_CODECS: Final = ("raw", "int8")
+MAX_BEHIND: Final = 1024
+"""Where audits are in force a delta begins with what one of so many commits before the one that takes it in ends with: what is replayed up to there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,8 @@ class MergeAsked:
     sequence: int | None
     batches: IntervalSet
     delta: DeltaHandle | None
+    is_astray: bool = False
+    """Whether the delta begins with what does not lie behind this replica's state, where that counts."""
 
 
 @dataclass(frozen=True, slots=True)

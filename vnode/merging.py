@@ -88,6 +88,8 @@ class Merging:
             return Verdict.MERGED, "", ""
         if event.request in self._unusable:
             return Verdict.REFUSED, "unusable", "it could not be merged"
+        if event.is_astray:
+            return Verdict.REFUSED, "unknown_anchor", "it begins with an anchor that does not lie behind the state here"
         if not event.batches or event.batches - self._everything:
             return Verdict.REFUSED, "foreign_batches", "it holds no batches, or some that the job does not have"
         overlap = event.batches & lineage

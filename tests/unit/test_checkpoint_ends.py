@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from checkpoint_rig import HELPER, HELPING, PNODE, SPAN, World, refused, run, state
+from checkpoint_rig import HELPER, HELPING, PNODE, POLICY, SPAN, StoppedClock, World, delta, refused, run, state
 
+from dcnr.errors import DcnrError
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
+from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator import behind
+from orchestrator.checkpoints import CheckpointJudge
+
+STEPS = "5" * 64
+
+
+def merged(anchor: str, batch: int, sequence: int = 1) -> list[model_pb2.Merged]:
+    """A delta that a contributor learned above that anchor."""
+    one = delta([batch], anchor=anchor, sequence=sequence, steps=STEPS)
+    return [model_pb2.Merged(after=0, delta=one, replicas=2)]
 
 
 @pytest.mark.parametrize("begins_with_state", [False, True])
@@ -59,3 +71,67 @@ def test_a_checkpoints_own_commit_names_no_anchor_beside_it() -> None:
         assert await refused(world, made) == "wrong_commit"
 
     run(story)
+
+
+@pytest.mark.parametrize(
+    ("anchor", "is_behind"),
+    [("zero", True), ("a" * 64, True), ("b" * 64, True), ("d" * 64, False), ("c" * 64, False)],
+    ids=[
+        "what the job began with",
+        "an anchor behind a state",
+        "the last anchor",
+        "the anchor that it is merged into",
+        "none of these",
+    ],
+)
+def test_a_delta_begins_with_what_lies_behind_the_commit_that_takes_it_in(anchor: str, is_behind: bool) -> None:
+    """A replay begins with whatever a delta names: a state of the contributor's own making would pass, and be nothing that the model ever was."""
+
+    async def story(world: World) -> None:
+        world.audited()
+        begins = world.state if anchor == "zero" else anchor
+        world.commits([0], anchor="a" * 64)
+        world.checkpoint(SPAN(0, 2), [1])
+        world.commits([2], anchor="b" * 64)
+        world.commits([], anchor="d" * 64, merges=merged(begins, 7))
+        made = world.checkpoint(SPAN(0, 3) | SPAN(7, 8), [])
+        if is_behind:
+            assert (await world.learned(made))["a.1", HELPER.node_id] == SPAN(7, 8)
+        else:
+            assert await refused(world, made) == "unknown_anchor"
+            world.chain, world.judge = None, CheckpointJudge(world.store, lambda: POLICY, StoppedClock())
+            assert (await world.learned(made))["a.1", HELPER.node_id] == SPAN(7, 8), "without audits nothing is replayed"
+
+    run(story)
+
+
+def test_what_lies_behind_a_named_state_is_read_by_who_has_just_started_and_then_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(world: World) -> None:
+        world.audited()
+        world.commits([0], anchor="a" * 64)
+        first = world.checkpoint(SPAN(0, 2), [1])
+        await world.learned(first)
+        world.manifest.entries[0].working.insert(0, first[0])
+        world.audited()
+        second = world.checkpoint(SPAN(0, 2) | SPAN(7, 8), [], merges=merged("a" * 64, 7))
+        fresh = CheckpointJudge(world.store, lambda: POLICY, StoppedClock())
+        for judge in (world.judge, fresh):
+            assert (await judge.judge(world.view(), *second)).base == first[0].digest
+        third = world.checkpoint(SPAN(0, 2) | SPAN(7, 9), [], merges=merged("a" * 64, 8, sequence=2))
+        fresh._reads = None  # type: ignore[assignment]  # nothing is read any more
+        await fresh.judge(world.view(), *third)
+        fourth = world.checkpoint(SPAN(0, 2) | SPAN(7, 10), [], merges=merged("c" * 64, 9, sequence=3))
+        assert await refused(world, fourth) == "unknown_anchor"
+        monkeypatch.setattr(behind, "MAX_BEHIND", 0)
+        late = CheckpointJudge(world.store, lambda: POLICY, StoppedClock())
+        assert (await judged_code(late, world, second)) == "unknown_anchor", "so far back and no further"
+
+    run(story)
+
+
+async def judged_code(judge: CheckpointJudge, world: World, made: tuple[model_pb2.Checkpoint, identity_pb2.Envelope]) -> str:
+    with pytest.raises(DcnrError) as caught:
+        await judge.judge(world.view(), *made)
+    return caught.value.code

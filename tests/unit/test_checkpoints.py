@@ -59,7 +59,11 @@ def test_own_batches_and_deltas_are_followed_over_anchors_and_credited() -> None
 def test_where_audits_are_in_force_what_was_learned_comes_in_intervals_named_by_the_statements_that_end_them() -> None:
     async def story(world: World) -> None:
         world.audited()
-        base, helped = world.state, [delta([6, 7], steps="5" * 64), delta([8], sequence=2, steps="5" * 64)]
+        base = world.state
+        helped = [
+            delta([6, 7], steps="5" * 64, anchor=base),
+            delta([8], sequence=2, steps="5" * 64, anchor="a" * 64),
+        ]
         world.commits([0, 1], anchor="a" * 64, merges=[model_pb2.Merged(after=1, delta=helped[0])])
         first = world.checkpoint(SPAN(0, 3) | SPAN(6, 8), [2])
         closing = world.commit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,16 +40,21 @@ def spans(*pairs: tuple[int, int]) -> common_pb2.IntervalSet:
 
 
 def state(rows: list[list[int]], parent: str, vnode: str = "a") -> bytes:
-    """A file with the lineage and metadata of a state; the weights do not matter here."""
+    """A file with the lineage and metadata of a state; the weights do not matter here. The same one each time."""
+    return _saved(tuple((first, end) for first, end in rows), parent, vnode)
+
+
+@functools.cache
+def _saved(rows: tuple[tuple[int, int], ...], parent: str, vnode: str) -> bytes:
     metadata = {"vnode": vnode, "graph": GRAPH, "parent": parent}
     return save({"lineage": np.array(rows, dtype=np.int64).reshape(-1, 2)}, metadata)
 
 
-def delta(batches: list[int], *, worker: NodeKey = HELPING, job: str = JOB) -> identity_pb2.Envelope:
-    """What replica a.1 on another PNode learned."""
+def delta(batches: list[int], *, worker: NodeKey = HELPING, job: str = JOB, anchor: str = "c" * 64) -> identity_pb2.Envelope:
+    """What replica a.1 on another PNode learned above that anchor."""
     delegation = make_delegation(HELPER, POLICY.network_id, HELPING.public_der, 7, ["127.0.0.1:2"], NOW)
     message = model_pb2.Delta(
-        network_id=POLICY.network_id, model=MODEL, job_id=job, vnode="a", replica="a.1", incarnation=7, sequence=1, anchor_digest="c" * 64,
+        network_id=POLICY.network_id, model=MODEL, job_id=job, vnode="a", replica="a.1", incarnation=7, sequence=1, anchor_digest=anchor,
         batches=batches, losses=[1.0] * len(batches), codec="raw", digest="d" * 64, size_bytes=9, delegation=delegation,
     )  # fmt: skip
     return seal(identity_pb2.DOMAIN_DELTA, message, worker)
@@ -87,7 +93,7 @@ class World:
         asker: NodeKey = MAINTAINER, skip: int | None = None, deltas: dict[int, list[model_pb2.Merged]] | None = None,
         anchored: tuple[int, ...] = (), given: dict[tuple[str, str], list[int]] | None = None,
         earlier: Sequence[tuple[str, Credits]] = (), by: tuple[str, NodeKey, NodeKey] = ("a.0", PNODE, WORKER),
-        first_parent: str = "", beside: str = "",
+        first_parent: str = "", beside: str = "", audits: str = "none",
     ) -> str:  # fmt: skip
         """The digest of the final manifest after commits of these batches. ``by``: replica, PNode and worker of all but the last. ``beside``: a state that each
         commit of an anchor names too.
@@ -137,7 +143,7 @@ class World:
             job_id=JOB,
         )
         manifest = model_pb2.Manifest(
-            network_id=POLICY.network_id, model=MODEL, number=1, job_id=JOB, holder=signer.node_id, graph_digest=GRAPH, audits="none",
+            network_id=POLICY.network_id, model=MODEL, number=1, job_id=JOB, holder=signer.node_id, graph_digest=GRAPH, audits=audits,
             entries=[model_pb2.ManifestEntry(vnode="a", working=[checkpoint])],
         )  # fmt: skip
         if given is None:
@@ -282,6 +288,19 @@ def test_deltas_count_for_who_made_them(tmp_path: Path) -> None:
     assert result.exact, result.reason
     assert result.learned == (("a.0", PNODE.node_id, 6), ("a.1", HELPER.node_id, 4))
     assert result.pnodes == (PNODE.node_id, HELPER.node_id)
+
+
+def test_where_audits_are_drawn_a_delta_begins_with_what_commits_lead_to(tmp_path: Path) -> None:
+    """A replay begins with whatever it names: a state of the contributor's own making would pass, and be nothing that the model ever was."""
+    zero = digest_of(state([], ""))
+    for anchor, audits, holds in ((zero, "drawn", True), ("c" * 64, "drawn", False), ("c" * 64, "none", True)):
+        world = World()
+        made = helped(world, audits=audits, deltas={0: [model_pb2.Merged(after=2, delta=delta(HELPED, anchor=anchor))]})
+        if holds:
+            assert audit(world, made, tmp_path).exact
+        else:
+            with pytest.raises(Corrupt, match="to which no commit leads"):
+                audit(world, made, tmp_path)
 
 
 def test_a_delta_that_overlaps_counts_twice(tmp_path: Path) -> None:

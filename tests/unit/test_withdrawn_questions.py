@@ -64,7 +64,7 @@ class Maths:
         return b"anchor of %d batches" % len(info.lineage)
 
 
-def primary(maths: Maths, root: Path, thread: ThreadPoolExecutor) -> ReplicaHost:
+def primary(maths: Maths, root: Path, thread: ThreadPoolExecutor, *, audited: bool = False) -> ReplicaHost:
     """One that has nothing to do but to merge."""
     clock, nothing = StoppedClock(), lambda *_: None
     standing = Standing(NETWORK, "m", "j", "a", Peer(MINE.replica, 3), MINE.pnode_id)
@@ -77,7 +77,7 @@ def primary(maths: Maths, root: Path, thread: ThreadPoolExecutor) -> ReplicaHost
         "hub": SimpleNamespace(add=nothing, remove=nothing, want=nothing, say=nothing), "calls": None, "books": lambda host: NoBooks(),
     }  # fmt: skip
     return ReplicaHost(
-        Fixed(standing, stage, 8, frozenset(), root, num_batches=24, state_bytes=1000), clock=clock, executor=AtOnce(), thread=thread,
+        Fixed(standing, stage, 8, frozenset(), root, num_batches=24, state_bytes=1000, audited=audited), clock=clock, executor=AtOnce(), thread=thread,
         pace=Pace(clock, lambda: 0.0), epoch=1, snapshot=nothing, news=lambda: None, told=nothing, **facts,
     )  # fmt: skip
 

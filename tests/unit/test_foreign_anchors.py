@@ -1,0 +1,126 @@
+"""Goal: where audits are in force a primary takes in no delta that begins with a state of its sibling's own making, and whoever brings one goes on from the
+primary's anchor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_merge_desk import ANCHOR, DATA, HELPER, Counter, delta, opening, run
+from test_withdrawn_questions import MINE, THEIRS, Maths, around, primary
+
+from dcnr.ids import ReplicaId, digest_of
+from dcnr.intervals import IntervalSet
+from dcnr.units import Share
+from pnode.chain import CommitChain, Standing
+from pnode.merge_desk import Answer
+from trust.commits import MAX_BEHIND
+from trust.delegation import make_delegation
+from trust.identity import NodeKey
+from vnode.merge_events import CaptureAnchor, MergeAsked, MergeDeltas
+from vnode.merging import Merging
+from vnode.vocabulary import Peer, Verdict
+
+NODE, WORKER = NodeKey.generate(), NodeKey.generate()
+
+
+def chain(state: str = "0" * 64) -> CommitChain:
+    delegation = make_delegation(NODE, "5" * 40, WORKER.public_der, 3, ["127.0.0.1:1"], 1_700_000_000.0)
+    return CommitChain(
+        Standing("5" * 40, "m", "j", "a", Peer(ReplicaId("a.0"), 3), NODE.node_id), WORKER, lambda: delegation, state, ""
+    )
+
+
+def test_the_desk_tells_its_core_of_a_delta_that_begins_with_what_this_replica_does_not_know() -> None:
+    async def story(counter: Counter) -> None:
+        counter.desk._may_begin = {"c" * 64}.__contains__
+        told = []
+        for number, anchor in enumerate(("c" * 64, digest_of(b"made up")), start=1):
+            asked = asyncio.ensure_future(counter.ask(opening(delta(anchor_digest=anchor, sequence=number))))
+            await counter.until_heard(number)
+            told.append(counter.heard[-1].is_astray)
+            counter.desk.answer(counter.heard[-1].request, Verdict.REFUSED, "unknown_anchor", "", ANCHOR)
+            await asked
+        asked = asyncio.ensure_future(counter.ask(opening()))
+        await counter.until_heard(3)
+        assert [*told, counter.heard[-1].is_astray] == [False, True, False]
+        counter.desk.close()
+        await asyncio.gather(asked, return_exceptions=True)
+
+    run(story)
+
+
+def test_who_brings_one_is_told_the_anchor_from_which_it_goes_on(tmp_path: Path) -> None:
+    """Through the whole replica: refused above an anchor of its own making, merged above the one that it was given."""
+    maths, thread = Maths(), ThreadPoolExecutor(1)
+
+    async def story() -> None:
+        host = primary(maths, tmp_path, thread, audited=True)
+        running = asyncio.ensure_future(host.run())
+        host.plan(around(MINE, THEIRS))
+
+        async def asked(**facts: Any) -> Answer:
+            async def weights(size_bytes: int) -> AsyncIterator[bytes]:
+                yield DATA
+
+            async with host.merges.desk.asked(opening(delta(**facts)), HELPER.node_id, weights) as answer:
+                return answer
+
+        refused = await asked(anchor_digest=digest_of(b"made up"))
+        assert (refused.verdict, refused.code, maths.merged) == (Verdict.REFUSED, "unknown_anchor", [])
+        merged = await asked(anchor_digest=refused.anchor.digest, sequence=5)
+        assert (merged.verdict, len(maths.merged)) == (Verdict.MERGED, 1)
+        await host.release(hand_over=False)
+        await running
+
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await story()
+
+    asyncio.run(bounded())
+    thread.shutdown()
+
+
+@pytest.mark.parametrize("was_merged", [False, True])
+def test_it_is_refused_with_the_anchor_from_which_to_go_on_and_one_that_was_merged_stays_so(was_merged: bool) -> None:
+    core, lineage = Merging(20), IntervalSet.span(0, 2)
+    core.plan([Share(ReplicaId(name), 1.0) for name in ("a.0", "a.1")])
+    one = MergeAsked(0.0, 1, Peer(ReplicaId("a.1"), 7), 4, IntervalSet.span(5, 7), "delta")
+    if was_merged:
+        core.asked(one)
+        work = core.computation(lineage)
+        assert isinstance(work, MergeDeltas)
+        core.merged(work)
+        core.answers(work.lineage)
+        lineage = work.lineage
+    core.asked(replace(one, request=2, is_astray=True))
+    capture = core.computation(lineage)
+    if not was_merged:
+        assert isinstance(capture, CaptureAnchor), "nothing is merged"
+        core.captured(capture)
+    [answer] = core.answers(lineage)
+    assert (answer.verdict, answer.code) == ((Verdict.MERGED, "") if was_merged else (Verdict.REFUSED, "unknown_anchor"))
+
+
+def test_a_chain_leads_over_what_its_commits_end_with_and_what_it_was_restored_from() -> None:
+    primary, promoted, restarted = chain(), chain("7" * 64), chain("1" * 64)
+    primary.close(anchor="a" * 64)
+    primary.close(state="1" * 64)
+    primary.close(anchor="b" * 64)
+    assert all(primary.leads_over(one * 64) for one in ("0", "a", "1", "b"))
+    assert not primary.leads_over("c" * 64)
+    promoted.rebase("b" * 64, primary.commits, keep_open=False, keep_after=False)
+    promoted.lead(IntervalSet.empty())
+    promoted.close(anchor="d" * 64)
+    assert [promoted.leads_over(one * 64) for one in ("a", "b", "d", "7")] == [True, True, True, False]
+    restarted.close(anchor="e" * 64)
+    assert [restarted.leads_over(one * 64) for one in ("1", "e", "b")] == [True, True, False], "what its earlier life gave is lost"
+    for _ in range(MAX_BEHIND):
+        primary.close(anchor="f" * 64)
+    assert not primary.leads_over("b" * 64)
