@@ -1,7 +1,7 @@
 """An independent check of the trust ledger of a job: the whole chain of manifests, the receipts behind what is credited, the evidence behind what failed.
 
 Shares no code with the orchestrator's decisions. The chains come from `dcnr.ledger_check`; the newest must begin with the manifest that the signed request
-names. A receipt is the signed statement that ends an interval: a commit in the store, or the delta inside one. States that the newest manifest names must
+names. A receipt is what was signed of an interval: its commits in the store, or the delta inside one. States that the newest manifest names must
 still be there. The first entry that does not hold is named.
 """
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from dcnr import limits
 from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused
 from dcnr.ids import digest_of
-from dcnr.intervals import IntervalSet
+from dcnr.interval_statements import Statements
 from dcnr.ledger_check import JobLedger, exposures_of, read_ledgers
 from dcnr.planned import PlannedCommits, newest_plan
 from dcnr.stored import Read, StoredDocuments
 from dcnr.v1 import data_pb2, model_pb2
 from trust.commits import Place
-from trust.envelope import digest_of_envelope, parse
+from trust.envelope import parse
 from trust.equivocation import equivocation_of
 from trust.evidence import MAX_RECORD_BYTES, exhibit_of
 from trust.exposure import Exposure
@@ -136,36 +136,30 @@ class LedgerReader:
                 raise Corrupt(f"{entry.vnode}: {entry.cleared.digest[:12]} is called cleared and is not", code="bad_ledger")
 
     async def _receipts(self, audit: LedgerAudit, newest_plan: str) -> None:
-        """Every interval that counts has a statement of its own replica, about just those batches, and plans had who signed it and what it took in."""
-        planned = PlannedCommits(self._documents, newest_plan, Place(self._policy.network_id, self._model, audit.ledger.job_id, ""))
-        ledger, deltas, missing = audit.ledger.chronicle.ledger, set[str](), list[Interval]()
+        """Every interval that counts has statements of its own replica, about just those batches, and plans had who signed them and what they took in."""
+        place = Place(self._policy.network_id, self._model, audit.ledger.job_id, "")
+        statements = Statements(self._documents, PlannedCommits(self._documents, newest_plan, place), place)
+        ledger, missing, broken = audit.ledger.chronicle.ledger, list[Interval](), list[NotFound]()
         counting = {name for line in ledger.lines.values() for one in line for name in one.intervals}
         for one in sorted(ledger.intervals.values(), key=lambda one: one.number):
-            found = await self._commit(one, audit.ledger.job_id)
-            if found is None:
-                missing.append(one)
-                continue
-            commit, pnode_id = found
-            await planned.check(commit, pnode_id)
-            deltas.update(digest_of_envelope(merged.delta) for merged in commit.merges)
-            _check_receipt(one, commit, pnode_id)
-            audit.num_receipts += 1
-        lost = [one for one in missing if one.name in counting and one.name not in deltas]
-        if lost:
-            raise Corrupt(f"interval {lost[0].name[:12]} of {lost[0].vnode}: its statement is not in the store", code="bad_ledger")
-        audit.num_receipts += sum(one.name in deltas for one in missing)
-        audit.num_gone = sum(one.name not in deltas for one in missing)
-
-    async def _commit(self, one: Interval, job_id: str) -> tuple[model_pb2.Commit, str] | None:
-        """The commit of that name, and whose worker signed it; None where there is none, also where anybody has put the delta of that name in its place."""
-        try:
-            return await self._documents.commit(one.vnode, one.name, job_id)
-        except NotFound:
-            return None
-        except Corrupt as error:
-            if error.code != "wrong_domain":
-                raise
-            return None
+            try:
+                if await statements.check(one, counts=one.name in counting):
+                    audit.num_receipts += 1
+                else:
+                    missing.append(one)
+            except NotFound as error:
+                if error.code != "no_statement":
+                    raise
+                broken += [error] if one.name in counting else []
+                audit.num_gone += one.name not in counting
+        gone = [one for one in missing if not statements.check_delta(one)]
+        audit.num_receipts += len(missing) - len(gone)
+        for one in gone:
+            if one.name in counting:
+                raise Corrupt(f"interval {one.name[:12]} of {one.vnode}: its statement is not in the store", code="bad_ledger")
+        if broken:
+            raise broken[0]
+        audit.num_gone += len(gone)
 
     async def _evidence(self, audit: LedgerAudit) -> None:
         """Every failure has a record about that interval that its accused signed itself. What the record measures is for whoever has torch."""
@@ -192,14 +186,6 @@ class LedgerReader:
                 if digest_of(data) != one.digest:
                     raise Corrupt(f"the state {one.digest[:12]} of {entry.vnode} does not have its digest", code="bad_ledger")
                 audit.num_states += 1
-
-
-def _check_receipt(one: Interval, commit: model_pb2.Commit, pnode_id: str) -> None:
-    if (commit.replica, pnode_id) != (one.replica, one.pnode_id):
-        raise Corrupt(f"interval {one.name[:12]} credits {one.replica} for what {commit.replica} signed", code="bad_ledger")
-    stated = IntervalSet.of(*((batch, batch + 1) for batch in commit.batches))
-    if not stated & one.batches == stated:
-        raise Corrupt(f"interval {one.name[:12]} credits other batches than its statement names", code="bad_ledger")
 
 
 def _convicted(data: bytes, network_id: str) -> tuple[str, tuple[str, ...]]:

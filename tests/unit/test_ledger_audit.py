@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from trust.network import create_document, verify_chain
 NOW = 1_700_000_000.0
 MAINTAINER, HOLDER, PNODE, WORKER, OTHER = (NodeKey.generate() for _ in range(5))
 MODEL, JOB, GRAPH = "tiny", "tiny-1", "a" * 64
+FIRST = digest_of(b"first state")
 POLICY = verify_chain([create_document(MAINTAINER, name="n", now_wall=NOW, orchestrator_ids=[HOLDER.node_id], audits=AUDITS_DRAWN)])
 
 
@@ -39,6 +40,10 @@ class World:
     """The PNode of the primary in the one plan of the job."""
     deltas: list[identity_pb2.Envelope] = field(default_factory=list)
     """Of a contributor, each an interval of its own: the first commit takes them in."""
+    credited: model_pb2.Contribution | None = None
+    """What is told of each of them, where that is not what it states."""
+    is_anchored: bool = False
+    """Whether an anchor lies halfway in the first interval."""
 
     async def read(self, ref: data_pb2.ObjectRef, path: Path, max_bytes: int) -> None:
         data = self.objects.get((ref.kind, ref.owner, ref.digest))
@@ -66,8 +71,7 @@ class World:
         return made
 
     def train(self) -> World:
-        first = b"first state"
-        self.states.append(self.put(data_pb2.OBJECT_KIND_STATE, first, "a", digest_of(first)))
+        self.states.append(self.put(data_pb2.OBJECT_KIND_STATE, b"first state", "a", FIRST))
         base = model_pb2.Manifest(
             network_id=POLICY.network_id, model=MODEL, graph_digest=GRAPH, audits="none",
             entries=[model_pb2.ManifestEntry(vnode="a", working=[model_pb2.Checkpoint(vnode="a", digest=self.states[0])])],
@@ -104,31 +108,41 @@ class World:
     def interval(self, index: int, verdict: str) -> model_pb2.Contribution:
         data = f"state {index}".encode()
         batches = range(4 * index, 4 * index + 4)
-        commit = model_pb2.Commit(
-            network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", replica="a.0", incarnation=1, parent_digest=self.states[-1],
-            state_digest=digest_of(data), batches=batches, losses=[1.0] * 4, sequence=index + 1,
-            parent_commit=self.commits[-1] if self.commits else "",
-            merges=[] if index else [model_pb2.Merged(after=0, delta=delta, replicas=2) for delta in self.deltas],
-            delegation=make_delegation(PNODE, POLICY.network_id, WORKER.public_der, 1, ["127.0.0.1:1"], NOW),
-        )  # fmt: skip
+        if self.is_anchored and not index:
+            self.commit(self.states[-1], [0, 1], merges=self.deltas, anchor_digest="f" * 64)
+            self.commit("f" * 64, [2, 3], state_digest=digest_of(data))
+        else:
+            self.commit(self.states[-1], batches, merges=[] if index else self.deltas, state_digest=digest_of(data))
         self.states.append(self.put(data_pb2.OBJECT_KIND_STATE, data, "a", digest_of(data)))
-        self.commits.append(self.envelope(data_pb2.OBJECT_KIND_COMMIT, seal(identity_pb2.DOMAIN_COMMIT, commit, WORKER), "a"))
         return model_pb2.Contribution(
             vnode="a", replica="a.0", pnode_id=PNODE.node_id, interval=self.commits[-1], verdict=verdict,
             decided_unix_ms=int(NOW * 1000) + index, batches=common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=4 * index, end=4 * index + 4)]),
         )  # fmt: skip
 
-    def contributed(self, delta: identity_pb2.Envelope) -> model_pb2.Contribution:
-        batches = common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=90, end=92)])
-        return model_pb2.Contribution(
-            vnode="a", replica="a.1", pnode_id=OTHER.node_id, interval=digest_of_envelope(delta), verdict="spared",
-            decided_unix_ms=int(NOW * 1000), batches=batches,
+    def commit(self, parent: str, batches: Sequence[int], *, merges: Sequence[identity_pb2.Envelope] = (), **ends: str) -> None:
+        commit = model_pb2.Commit(
+            network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", replica="a.0", incarnation=1, parent_digest=parent,
+            batches=batches, losses=[1.0] * len(batches), sequence=len(self.commits) + 1, parent_commit=self.commits[-1] if self.commits else "",
+            merges=[model_pb2.Merged(after=0, delta=delta, replicas=2) for delta in merges],
+            delegation=make_delegation(PNODE, POLICY.network_id, WORKER.public_der, 1, ["127.0.0.1:1"], NOW), **ends,  # type: ignore[arg-type]
         )  # fmt: skip
+        self.commits.append(self.envelope(data_pb2.OBJECT_KIND_COMMIT, seal(identity_pb2.DOMAIN_COMMIT, commit, WORKER), "a"))
+
+    def contributed(self, delta: identity_pb2.Envelope) -> model_pb2.Contribution:
+        told = model_pb2.Contribution()
+        told.CopyFrom(self.credited or credit("a.1", OTHER, 90, 92))
+        told.interval, told.verdict, told.decided_unix_ms = digest_of_envelope(delta), "spared", int(NOW * 1000)
+        return told
 
 
-def delta() -> identity_pb2.Envelope:
+def credit(replica: str, node: NodeKey, first: int, end: int) -> model_pb2.Contribution:
+    batches = common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=first, end=end)])
+    return model_pb2.Contribution(vnode="a", replica=replica, pnode_id=node.node_id, batches=batches)
+
+
+def delta(anchor: str = FIRST) -> identity_pb2.Envelope:
     message = model_pb2.Delta(
-        network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", replica="a.1", incarnation=1, sequence=1, anchor_digest="c" * 64,
+        network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", replica="a.1", incarnation=1, sequence=1, anchor_digest=anchor,
         batches=[90, 91], losses=[1.0, 1.0], codec="raw", digest="d" * 64, size_bytes=9,
         delegation=make_delegation(OTHER, POLICY.network_id, WORKER.public_der, 1, ["127.0.0.1:2"], NOW),
     )  # fmt: skip
@@ -200,6 +214,49 @@ def test_credit_for_fewer_batches_than_were_signed_is_named(tmp_path: Path) -> N
             one.batches.intervals[0].end -= 1
 
     assert "credits other batches" in audit(World(change).train(), tmp_path).trouble
+
+
+@pytest.mark.parametrize(
+    ("given", "trouble"),
+    [
+        (credit("a.1", PNODE, 90, 92), "for what a.1 signed"),
+        (credit("a.7", OTHER, 90, 92), "credits a.7 for what a.1 signed"),
+        (credit("a.1", OTHER, 60, 105), "credits other batches"),
+        (credit("a.1", OTHER, 90, 91), "credits other batches"),
+    ],
+    ids=["a stranger", "another replica", "more batches", "fewer"],
+)
+def test_credit_of_a_delta_is_for_who_signed_it_and_for_its_batches(
+    given: model_pb2.Contribution, trouble: str, tmp_path: Path
+) -> None:
+    assert trouble in audit(World(deltas=[delta()], credited=given).train(), tmp_path).trouble
+
+
+def test_credit_for_more_batches_than_were_signed_is_named(tmp_path: Path) -> None:
+    def change(manifest: model_pb2.Manifest) -> None:
+        for one in manifest.contributions:
+            if one.batches.intervals[0].first == 8:
+                one.batches.intervals[0].end = 72
+
+    assert "credits other batches" in audit(World(change).train(), tmp_path).trouble
+
+
+def test_an_interval_is_credited_with_the_batches_of_all_its_commits_and_their_deltas_are_receipts(tmp_path: Path) -> None:
+    found = audit(World(deltas=[delta()], is_anchored=True).train(), tmp_path)
+    assert (found.trouble, found.num_receipts, found.num_gone) == ("", 4, 0)
+    world = World(deltas=[delta()], is_anchored=True).train()
+    _drop(world, data_pb2.OBJECT_KIND_COMMIT, "a", world.commits[0])
+    assert "its statement is not in the store" in audit(world, tmp_path).trouble, "the delta's, which lay in it"
+    alone = World(is_anchored=True).train()
+    _drop(alone, data_pb2.OBJECT_KIND_COMMIT, "a", alone.commits[0])
+    assert "a statement before its last is not in the store" in audit(alone, tmp_path).trouble
+
+
+@pytest.mark.parametrize(("anchor", "holds"), [(FIRST, True), ("f" * 64, False), ("c" * 64, False)])
+def test_a_delta_that_counts_begins_with_what_commits_before_it_lead_to(anchor: str, holds: bool, tmp_path: Path) -> None:
+    found = audit(World(deltas=[delta(anchor)], is_anchored=True).train(), tmp_path)
+    assert found.holds is holds
+    assert holds or "to which no commit leads" in found.trouble
 
 
 def test_what_is_called_cleared_must_be(tmp_path: Path) -> None:
