@@ -31,7 +31,7 @@ class Beginnings:
         self._known: OrderedDict[str, Digest] = OrderedDict()
 
     async def of(self, job_id: str, vnode: str, interval: str) -> Digest:
-        """Digest of its first statement. A delta is an interval of its own. Raises Unavailable, Corrupt."""
+        """Digest of its first statement. A delta is an interval of its own. Raises Unavailable where the store does not give a commit as it was signed."""
         if interval not in self._known:
             self._known[interval] = await self._followed(Place(self._policy().network_id, self._model, job_id, vnode), interval)
             while len(self._known) > MAX_REMEMBERED:
@@ -61,6 +61,6 @@ class Beginnings:
         except NotFound:
             return None
         except Corrupt as error:
-            if error.code != "wrong_domain":
-                raise
-            return None
+            if error.code == "wrong_domain":
+                return None
+            raise Unavailable(f"a commit cannot be read: {error.message}", code="commit_unread") from error

@@ -57,7 +57,11 @@ def test_a_delta_is_an_interval_of_its_own_also_where_somebody_has_put_it_among_
 def test_where_a_commit_before_it_cannot_be_read_nothing_is_said_of_its_beginning() -> None:
     async def story(world: World) -> None:
         world.commits([0, 1], anchor="a" * 64, stored=False)
+        missing = keys.commit(MODEL, "a", world.commit)
         world.checkpoint(SPAN(0, 3), [2])
+        with pytest.raises(Unavailable):
+            await first_of(world, world.commit)
+        world.store.rewind(missing, b"other bytes")
         with pytest.raises(Unavailable):
             await first_of(world, world.commit)
 
