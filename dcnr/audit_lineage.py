@@ -193,7 +193,8 @@ class LineageAudit:
             raise Corrupt(
                 f"{checkpoint.vnode}: its ancestry ends in {state[:12]}, not in checkpoint 0 ({first[:12]})", code="broken_chain"
             )
-        if anchors - {first}:
+        anchors.discard(first)
+        if anchors:
             raise Corrupt(
                 f"{checkpoint.vnode}: a delta begins with {min(anchors)[:12]}, to which no commit leads", code="broken_chain"
             )
