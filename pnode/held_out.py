@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dcnr.errors import InvariantBroken
 from vnode.compute import Compute, EvalResult
 from vnode.evaluation import VALIDATION
 from vnode.events import Forward
@@ -58,6 +59,11 @@ class HeldOut:
         return sum(one.sum_loss for one in found) / count if count else None
 
     def bears(self, before: float | None, compute: Compute) -> bool:
-        """Whether the weights of now are not clearly worse than those that gave ``before``."""
-        after = self.loss(compute) if before is not None else None
+        """Whether the weights of now are not clearly worse than those that gave ``before``: weights that give nothing finite are."""
+        try:
+            after = self.loss(compute) if before is not None else None
+        except InvariantBroken as error:
+            if error.code != "not_finite":
+                raise
+            return False
         return before is None or after is None or after <= before + MAX_WORSE * max(before, LOSS_FLOOR)

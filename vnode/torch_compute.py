@@ -240,7 +240,7 @@ class TorchCompute:
         self, deltas: Sequence[DeltaValues], num_batches: Sequence[int], shares: Sequence[float], *, centred: bool = False,
         bears: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """The outer step for each delta in turn (`vnode.torch_merging.outer_step`); all of them or none."""
+        """The outer step for each delta in turn (`vnode.torch_merging.outer_step`); all of them or none, also where ``bears`` raises."""
         module = self._ready()
         with torch.no_grad():
             weights = {name: value.detach().clone() for name, value in zip(self._names, self._parameters, strict=True)}
@@ -249,8 +249,13 @@ class TorchCompute:
             for delta, count, share in zip(deltas, num_batches, shares, strict=True):
                 state = outer_step(state, delta, count, share)
         self._take_over(module, state)
-        if not bears():
-            self._take_over(module, before)
+        is_borne = False
+        try:
+            is_borne = bears()
+        finally:
+            if not is_borne:
+                self._take_over(module, before)
+        if not is_borne:
             raise Refused("with these deltas its loss on held-out batches is clearly higher", code="worsens", vnode=self._stage.id)
         self._centre = state.centre
 

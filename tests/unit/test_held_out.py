@@ -10,13 +10,18 @@ import pytest
 from test_torch_compute import STAGES, batch_of, fresh
 from test_torch_merging import contributor
 
-from dcnr.errors import Refused
+from dcnr.errors import InvariantBroken, Refused
+from dcnr.ids import ReplicaId
+from dcnr.intervals import IntervalSet
+from dcnr.units import Share
 from pnode.held_out import LOSS_FLOOR, MAX_BATCHES, MAX_WORSE, HeldOut
 from vnode.compute import EvalResult
 from vnode.events import Forward
+from vnode.merge_events import CaptureAnchor, MergeAsked, MergeDeltas
+from vnode.merging import Merging
 from vnode.torch_compute import TorchCompute
 from vnode.torch_merging import DeltaValues
-from vnode.vocabulary import Lane, Mode
+from vnode.vocabulary import Lane, Mode, Peer, Verdict
 
 STAGE = STAGES["image-sgd"]
 FIRST_ROUND = Lane("validation", 1)
@@ -66,6 +71,73 @@ def test_a_merge_that_helps_is_taken_and_one_that_harms_leaves_no_trace() -> Non
     assert compute.snapshot(info) == before, "the centre of merges included"
     merged(compute, held, delta)
     assert compute.snapshot(info) != before
+
+
+def overflowing() -> DeltaValues:
+    """Every value of it is finite, and so are the weights after it; with them nothing that comes out is."""
+    delta = moved(1)
+    norm = {name: np.full_like(value, 2.0) for name, value in delta.weights.items() if name.endswith("norm.weight")}
+    extreme = {
+        name: np.full_like(value, -3e38 if name.endswith("running_mean") else 0)
+        for name, value in delta.buffers.items()
+        if "running" in name
+    }
+    assert norm
+    assert extreme
+    return DeltaValues({**delta.weights, **norm}, {**delta.buffers, **extreme})
+
+
+def test_a_merge_after_which_nothing_finite_comes_out_is_refused_and_undone() -> None:
+    compute, info = fresh(STAGE)
+    held = HeldOut()
+    evaluate(held, compute, 0)
+    before, loss = compute.snapshot(info), held.loss(compute)
+    with pytest.raises(Refused) as raised:
+        merged(compute, held, overflowing())
+    assert raised.value.code == "worsens"
+    assert compute.snapshot(info) == before
+    assert held.loss(compute) == loss
+
+
+def test_a_look_that_fails_leaves_nothing_of_the_merge_behind() -> None:
+    compute, info = fresh(STAGE)
+
+    def fails() -> bool:
+        raise InvariantBroken("a batch of another stage", code="bad_inputs")
+
+    before = compute.snapshot(info)
+    with pytest.raises(InvariantBroken):
+        compute.merge([moved(1)], [8], [1.0], centred=True, bears=fails)
+    assert compute.snapshot(info) == before
+
+
+def test_of_two_deltas_that_came_together_only_the_one_that_overflows_is_refused() -> None:
+    compute, _ = fresh(STAGE)
+    held, merging = HeldOut(), Merging(100)
+    evaluate(held, compute, 0)
+    deltas, lineage = {1: moved(8), 2: overflowing()}, IntervalSet.empty()
+    names = [ReplicaId(f"v.{number}") for number in range(3)]
+    merging.plan([Share(name, 1.0) for name in names])
+    for request in deltas:
+        batches = IntervalSet.span(8 * request, 8 * request + 8)
+        merging.asked(MergeAsked(0.0, request, Peer(names[request], 1), 1, batches, deltas[request]))
+    while (job := merging.computation(lineage)) is not None:
+        match job:
+            case MergeDeltas():
+                try:
+                    bears = partial(held.bears, held.loss(compute), compute)
+                    chosen = [deltas[request] for request in job.requests]
+                    compute.merge(chosen, [8] * len(chosen), [0.5] * len(chosen), bears=bears)
+                except Refused as error:
+                    merging.failed(job, error.message)
+                    continue
+                merging.merged(job)
+                lineage = job.lineage
+            case CaptureAnchor():
+                merging.captured(job)
+    answers = {one.request: one.verdict for one in merging.answers(lineage)}
+    assert answers == {1: Verdict.MERGED, 2: Verdict.REFUSED}
+    assert lineage == IntervalSet.span(8, 16)
 
 
 @pytest.mark.parametrize(("loss", "bound"), [(2.0, 2.0 * (1 + MAX_WORSE)), (0.01, 0.01 + MAX_WORSE * LOSS_FLOOR)])
