@@ -47,7 +47,9 @@ class Optimizer(OptimizerSpec, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sgd:
-    """SGD with momentum: v ← momentum·v + g + wd·w; w ← w − lr·v. Weight decay on tensors of two and more dimensions only."""
+    """SGD with momentum: v ← momentum·v + g + wd·w; w ← w − lr·v; without momentum v stays zero in the slot. Weight decay on tensors of two and more
+    dimensions only.
+    """
 
     name: str = "sgd"
     slots_per_parameter: int = 1
@@ -86,7 +88,7 @@ class Sgd:
                 torch._fused_sgd_(
                     [parameters[i] for i in group],
                     [gradients[i] for i in group],
-                    [slots["momentum"][i] for i in group],
+                    [slots["momentum"][i] for i in group] if momentum else [],  # torch takes none where there is no momentum
                     weight_decay=decay,
                     momentum=momentum,
                     lr=lr,

@@ -13,10 +13,12 @@ from vnode.optimizers import AdamW, Optimizer, Sgd
 
 CONFIGS: list[tuple[Optimizer, Config]] = [
     (Sgd(), {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.01, "clip": 0.5}),
+    (Sgd(), {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.01, "clip": 0.5}),
     (AdamW(), {"lr": 0.1, "beta1": 0.8, "beta2": 0.9, "weight_decay": 0.01, "clip": 0.5}),
 ]
 LIKE_TORCH: list[Callable[[list[dict[str, object]]], torch.optim.Optimizer]] = [
     lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.8),
+    lambda groups: torch.optim.SGD(groups, lr=0.1),
     lambda groups: torch.optim.AdamW(groups, lr=0.1, betas=(0.8, 0.9)),
 ]
 
@@ -26,7 +28,7 @@ def tensors(seed: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) for shape in ((3, 2), (2,), (2, 2, 2))]
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", range(len(CONFIGS)))
 def test_updates_follow_torch_with_clipping_and_decay_of_matrices(index: int) -> None:
     spec, config = CONFIGS[index]
     update, ours = spec.build(config), tensors(0)
@@ -46,7 +48,7 @@ def test_updates_follow_torch_with_clipping_and_decay_of_matrices(index: int) ->
         assert torch.allclose(tensor, parameter, atol=1e-5)
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", range(len(CONFIGS)))
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
 def test_a_bad_gradient_changes_nothing(index: int, value: float) -> None:
     spec, config = CONFIGS[index]
