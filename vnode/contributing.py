@@ -13,6 +13,7 @@ from dcnr import limits
 from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
+from vnode.entries import MAX_AUDITED_BATCHES
 from vnode.holding import Holding, is_within_reach
 from vnode.merge_events import AnchorArrived, AskMerge, MakeDelta, MergeUnanswered, Rebase
 from vnode.replica_config import ReplicaConfig, backoff_s
@@ -41,9 +42,9 @@ class Contributing:
         self._num_failures, self._not_before_s = 0, now_s
         self._early_s: float | None = None
         """Since when answers are early."""
+        self._is_crowded = False
+        """Whether its interval has to end soon, with a delta or where nothing was learned with the next anchor."""
         self._named = IntervalSet.empty()
-        self._is_due = False
-        """Whether an anchor is wanted though nothing was learned since the last."""
         self.num_merged = self.num_refused = 0
 
     def plan(self, primary: ReplicaId | None) -> None:
@@ -56,6 +57,10 @@ class Contributing:
     def named(self, lineage: IntervalSet) -> None:
         """What is durable cannot be lost with the primary."""
         self._named = lineage
+
+    def crowded(self) -> None:
+        """Much was written down since the last anchor. Where nobody audits nothing is."""
+        self._is_crowded = self._config.audited
 
     def waits_why(self) -> str:
         """Why nothing may be learned yet: the primary's anchor comes first, unless the primary cannot be reached and nobody audits; and a delta must
@@ -113,8 +118,8 @@ class Contributing:
             return self._rebase(arrived)
         if not holding.after or holding.open or self._lacks_anchor() or now_s < self._not_before_s:
             return None
-        most = min(self._config.merge_every, limits.MAX_DELTA_BATCHES)
-        is_due = len(holding.after) >= most or now_s - self._delta_s >= self._config.checkpoint_s
+        most = min(self._config.merge_every, MAX_AUDITED_BATCHES if self._config.audited else limits.MAX_DELTA_BATCHES)
+        is_due = self._is_crowded or len(holding.after) >= most or now_s - self._delta_s >= self._config.checkpoint_s
         return MakeDelta(self._sequence + 1, holding.after) if is_due or holding.is_leaving or holding.is_idle else None
 
     def _is_overtaken(self, event: AnchorArrived) -> bool:
@@ -144,11 +149,10 @@ class Contributing:
             return None
         holding = self._holding
         is_idle = holding.is_idle and not holding.after and self._named != holding.everything
+        is_crowded = self._is_crowded and not holding.after
         if holding.open and not self._lacks_anchor():
             sequence: int | None = self._sequence
-        elif (
-            self._lacks_anchor() or (is_idle and now_s - self._anchor_s >= limits.ANCHOR_S) or (self._is_due and not holding.after)
-        ):
+        elif self._lacks_anchor() or is_crowded or (is_idle and now_s - self._anchor_s >= limits.ANCHOR_S):
             sequence = None
         else:
             return None
@@ -172,13 +176,9 @@ class Contributing:
         if event is None:
             raise InvariantBroken("no anchor had arrived", code="unexpected_answer")
         self._holding.rebase(event.lineage, keep_open=rebase.keep_open, keep_after=rebase.keep_after)
-        self._anchor_from, self._anchor_s, self._is_due = event.primary, now_s, False
+        self._anchor_from, self._anchor_s, self._is_crowded = event.primary, now_s, False
         self.num_merged += event.verdict is Verdict.MERGED
         self.num_refused += event.verdict is Verdict.REFUSED
-
-    def renew(self) -> None:
-        """What is computed next is to stand on an anchor of its own, as soon as nothing waits to be merged."""
-        self._is_due = True
 
     def failed(self, now_s: float) -> None:
         """The state is as it was; tried again, later each time."""

@@ -18,6 +18,7 @@ from vnode import events as ev
 from vnode import merge_events as mev
 from vnode.contributing import Contributing
 from vnode.due import Due, NetworkTime
+from vnode.entries import Entries
 from vnode.evaluation import TEST_LANE, VALIDATION, Rounds
 from vnode.events import Event, Forward, Instruction, Learn, Stop, TakeSnapshot
 from vnode.floor import Behind
@@ -60,7 +61,7 @@ class ReplicaCore:
         self._snapshots = Snapshots(config, lineage, now_s)
         self._work: dict[Lane, LaneWork] = {}
         self._training = TrainingWork(config, self._outlet.fits)
-        self._retries, self._named = Retries(), _NONE
+        self._retries, self._named, self._entries = Retries(), _NONE, Entries(config)
         self._counters = Counters()
         self._last_loss: float | None = None
         self._stopped = self._held_why = self._halted_why = ""
@@ -79,11 +80,8 @@ class ReplicaCore:
         is_idle = bool(self._work) and self._busy is None and not self._paused_why()
         wanted = self._holding.missing if is_idle else _NONE
         goes_on = self._config.is_source and self._lead.look(self._now_s, self._floor()[0], wanted)
-        if (
-            self._intake.waits_in_vain(self._now_s, self._due.end(self._now_s), is_idle=is_idle)
-            or goes_on
-            or not self._is_quiet(event)
-        ):
+        is_late = self._intake.waits_in_vain(self._now_s, self._due.end(self._now_s), is_idle=is_idle)
+        if is_late or goes_on or not self._is_quiet(event):
             self._take_stock(out)
         self._advance(out)
         return out
@@ -119,7 +117,7 @@ class ReplicaCore:
                 self._contributing.named(self._named)
             case ev.CheckpointLost():
                 self._snapshots.lost(event.reason)
-                self._contributing.renew()
+                self._contributing.crowded()
             case ev.Leave():
                 self._holding.is_leaving = self._snapshots.is_leaving = not event.is_off
             case ev.LearningHeld():
@@ -173,10 +171,12 @@ class ReplicaCore:
                     out += self._outlet.keep(event.lane, event.batch)
             case ev.SnapshotTaken(), TakeSnapshot():
                 self._snapshots.taken(event.lineage, self._now_s)
+                self._entries.begin()
             case mev.DeltaMade(), mev.MakeDelta() if (event.sequence, event.batches) == (busy.sequence, busy.batches):
                 self._contributing.made(busy, self._now_s)
             case mev.Rebased(), mev.Rebase():
                 self._contributing.rebased(busy, self._now_s)
+                self._entries.begin()
             case mev.MergesDone(), mev.MergeDeltas():
                 self._merging.merged(busy)
                 self._holding.merged(busy.lineage)
@@ -189,6 +189,7 @@ class ReplicaCore:
 
     def _learned(self, event: ev.Learned) -> None:
         self._holding.learned(event.batch)
+        self._entries.add()
         self._retries.done(TRAIN_LANE, event.batch)
         self._last_loss = event.loss
         self._evaluated_last = self._forwarded_last = False
@@ -199,6 +200,7 @@ class ReplicaCore:
         self._evaluated_last = not event.lane.is_train
         if event.lane.is_train:
             self._forwarded_last = True
+            self._entries.add()
             self._counters = replace(self._counters, forwarded=self._counters.forwarded + 1)
         else:
             self._rounds.count(event, len(self._holding.lineage))
@@ -224,8 +226,7 @@ class ReplicaCore:
 
     def _next(self) -> Computation | None:
         """The next computation: snapshots and merges that are due, else training and evaluation in turns, each lowest batch first."""
-        between = self._next_between_steps()
-        if between is not None:
+        if (between := self._next_between_steps()) is not None:
             return between
         train, evaluation = self._next_train(), self._next_evaluation()
         if train is not None and (evaluation is None or self._evaluated_last):
@@ -243,8 +244,7 @@ class ReplicaCore:
     def _next_between_steps(self) -> Computation | None:
         if not self._holding.leads:
             return self._contributing.computation(self._now_s)
-        reason = self._snapshots.reason(self._holding.lineage, self._now_s)
-        if reason:
+        if reason := self._snapshots.reason(self._holding.lineage, self._now_s):
             return TakeSnapshot(self._holding.lineage, reason)
         return self._merging.computation(self._holding.lineage)
 
@@ -252,13 +252,13 @@ class ReplicaCore:
         """(batch, whether it is learned): the lowest that is whole, across both kinds; what was learned before takes every second turn at most where another
         can be learned. Tested against the lineage now (rule 8).
         """
-        work, again = self._work[TRAIN_LANE], None
-        paused, is_between = self._paused_why(), not self._holding.leads and self._contributing.is_between
+        work, again, paused = self._work[TRAIN_LANE], None, self._paused_why()
+        is_over = bool(self._entries.why) or (not self._holding.leads and self._contributing.is_between)
         for batch in self._intake.ready(TRAIN_LANE):
             learns = batch in work.wanted
             if not learns and again is not None:
                 continue
-            is_allowed = not paused and batch in work.may_begin if learns else batch in work.forward_only and not is_between
+            is_allowed = not paused and batch in work.may_begin if learns else batch in work.forward_only and not is_over
             if (
                 is_allowed
                 and self._retries.is_due(TRAIN_LANE, batch, self._now_s)
@@ -310,7 +310,7 @@ class ReplicaCore:
         if (silent_s := self._now_s - self._head_seen_s) > self._config.horizon_s:
             return f"no news of the head for {silent_s:.0f} s, more than the horizon"
         waits = self._snapshots.waits_why(self._holding.lineage) if self._holding.leads else self._contributing.waits_why()
-        return self._halted_why or self._held_why or waits
+        return self._halted_why or self._held_why or waits or self._entries.why
 
     def _find_work(self) -> dict[Lane, LaneWork]:
         """By lane, what is needed now: own gaps, and of what successors ask that which is not to be learned here first (rule 6)."""

@@ -230,7 +230,9 @@ class CheckpointNamed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLost:
-    """The last snapshot will never be named (condemned, refused, lost): take a new one."""
+    """The last snapshot will never be named (condemned, refused, lost), or much was written down since: take a new one. A contributor ends its interval with a
+    delta, or with the next anchor where it has learned nothing.
+    """
 
     now_s: float
     reason: str
