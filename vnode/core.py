@@ -219,6 +219,8 @@ class ReplicaCore:
                 self._contributing.failed(self._now_s)
             case mev.MergeDeltas() | mev.CaptureAnchor():
                 out += self._merging.failed(busy, event.reason)
+                for sibling, batches in self._merging.hopeless():
+                    self._holding.adopt(sibling, batches)
             case Learn():
                 self._retries.failed(TRAIN_LANE, busy.batch, self._now_s)
             case Forward():

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from dcnr import limits
 from dcnr.errors import InvariantBroken
+from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
 from dcnr.units import Share, owned
 from vnode.replica_config import ReplicaConfig
@@ -38,6 +39,8 @@ class Holding:
         if lineage - self.everything:
             raise InvariantBroken("the restored lineage reaches beyond the job", code="foreign_lineage")
         self.leads = config.role is Role.PRIMARY
+        self._siblings: Sequence[Share] = ()
+        self._adopted = _NONE
         self.owned = self.everything if self.leads else _NONE
         self.anchor = lineage
         """Lineage of the anchor; a primary's own lineage."""
@@ -52,9 +55,18 @@ class Holding:
 
     def share(self, siblings: Sequence[Share]) -> None:
         """The newest plan's shares; none means that this replica is alone."""
-        config = self._config
-        self.owned = owned(config.replica, siblings, config.num_batches, config.unit_batches) if siblings else self.everything
+        self._siblings = siblings
+        self.owned = self._share_of(self._config.replica) | self._adopted if siblings else self.everything
         self._count()
+
+    def adopt(self, sibling: ReplicaId, batches: IntervalSet) -> None:
+        """What that sibling owns of these is to be learned here as well, whatever plan comes: what it makes of them is taken in by nobody."""
+        self._adopted |= batches & self._share_of(sibling)
+        self.owned |= self._adopted
+        self._count()
+
+    def _share_of(self, replica: ReplicaId) -> IntervalSet:
+        return owned(replica, self._siblings, self._config.num_batches, self._config.unit_batches)
 
     @property
     def floor(self) -> int:

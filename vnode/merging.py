@@ -2,7 +2,8 @@
 
 A delta is merged only if it is disjoint from the lineage when it is applied, never when it is queued (PROTOCOL.md, rule 8); all that
 wait are merged in one go, between two steps. Every answer goes with the anchor as it is at that moment. What was merged is
-remembered by (incarnation, sequence), so that a question asked again gets the same answer.
+remembered by (incarnation, sequence), so that a question asked again gets the same answer. A sibling whose delta failed twice on the same
+state will bring it again and again, since nothing that it follows from has changed: then the primary learns these batches itself.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class Merging:
         self._merged: dict[ReplicaId, tuple[int, int]] = {}
         self._under_way: list[MergeAsked] = []
         self._unusable: set[int] = set()
+        self._failed_on: dict[ReplicaId, IntervalSet] = {}
+        """The lineage of this state when a delta of each sibling failed last."""
+        self._hopeless: list[tuple[ReplicaId, IntervalSet]] = []
         self._captured: IntervalSet | None = None
         self._one_by_one = False
         self._num_learning = _AT_LEAST
@@ -49,6 +53,7 @@ class Merging:
         siblings = self._siblings = frozenset(share.replica for share in shares)
         self._num_learning = max(_AT_LEAST, sum(share.weight > 0 for share in shares))
         self._merged = {replica: last for replica, last in self._merged.items() if replica in siblings}
+        self._failed_on = {replica: lineage for replica, lineage in self._failed_on.items() if replica in siblings}
         gone = [replica for replica in self._waiting if replica not in siblings]
         return [_not_planned(self._waiting.pop(replica).request) for replica in gone]
 
@@ -133,15 +138,27 @@ class Merging:
         """Several that failed together are tried one by one; one that fails alone is refused; without an anchor nobody is answered."""
         if isinstance(computation, MergeDeltas):
             if len(computation.requests) == 1:
-                self._unusable.add(computation.requests[0])
+                self._failed_alone(self._under_way[0], computation.lineage)
             self._one_by_one = True
             return []
         waiting, self._waiting = self._waiting, {}
         return [DeferMerge(event.request, "no_anchor", reason) for event in waiting.values()]
 
+    def _failed_alone(self, event: MergeAsked, lineage: IntervalSet) -> None:
+        self._unusable.add(event.request)
+        replica, failed_on = event.source.replica, lineage - event.batches
+        if replica in self._siblings:
+            self._hopeless += [(replica, event.batches)] if self._failed_on.get(replica) == failed_on else []
+            self._failed_on[replica] = failed_on
+
+    def hopeless(self) -> list[tuple[ReplicaId, IntervalSet]]:
+        """By sibling, batches of deltas that failed again on a state that had not changed since the last one of it failed; each is told once."""
+        found, self._hopeless = self._hopeless, []
+        return found
+
     def check(self) -> None:
         """Raises InvariantBroken where more is kept than the plan has siblings."""
-        if not {*self._waiting, *self._merged} <= self._siblings:
+        if not {*self._waiting, *self._merged, *self._failed_on} <= self._siblings:
             raise InvariantBroken("questions of replicas that are no siblings are kept", code="merging_bound")
 
 
