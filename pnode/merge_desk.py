@@ -218,7 +218,7 @@ class MergeDesk:
         return Peer(replica, int(opening.incarnation))
 
     def _delta(self, envelope: identity_pb2.Envelope, source: Peer, caller: str) -> VerifiedDelta:
-        found = open_delta(envelope, place_of(self._standing), now_wall=self._clock.wall())
+        found = open_delta(envelope, place_of(self._standing))
         if found.delegation.pnode_id != caller:
             raise Refused("a delta of another PNode", code="wrong_pnode")
         if found.replica != source.replica:

@@ -93,7 +93,7 @@ def answer(pnode: PNodeShell, primary: Replica, asker: Peer, envelope: identity_
     delta: VerifiedDelta | None = None
     if envelope is not None:
         try:
-            delta = _opened(pnode, primary, asker, envelope)
+            delta = _opened(primary, asker, envelope)
         except DcnrError:
             primary.num_refused += 1
             return None
@@ -117,9 +117,9 @@ def answer(pnode: PNodeShell, primary: Replica, asker: Peer, envelope: identity_
     return Reply(found[0].verdict, desk.anchor) if found and desk.anchor is not None else None
 
 
-def _opened(pnode: PNodeShell, primary: Replica, asker: Peer, envelope: identity_pb2.Envelope) -> VerifiedDelta:
+def _opened(primary: Replica, asker: Peer, envelope: identity_pb2.Envelope) -> VerifiedDelta:
     """As `pnode.merge_desk` checks what a sibling brings. Raises Refused, Corrupt."""
-    found = open_delta(envelope, place_of(primary.standing), now_wall=pnode.clock.wall())
+    found = open_delta(envelope, place_of(primary.standing))
     planned = any(one.replica == found.replica and one.pnode_id == found.delegation.pnode_id for one in primary.siblings)
     if not planned or (found.replica, found.delta.incarnation) != (asker.replica, asker.incarnation):
         raise Refused("a delta of another replica, PNode or incarnation", code="unknown_replica")

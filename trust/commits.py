@@ -69,16 +69,16 @@ def open_commit(envelope: identity_pb2.Envelope, place: Place, *, now_wall: floa
     return VerifiedCommit(commit, delegation)
 
 
-def open_delta(envelope: identity_pb2.Envelope, place: Place, *, now_wall: float | None = None) -> VerifiedDelta:
-    """A delta about that place. ``now_wall`` as for `open_commit`.
+def open_delta(envelope: identity_pb2.Envelope, place: Place) -> VerifiedDelta:
+    """A delta about that place, also one that has outlived its delegation: it is brought until it is answered, and read whenever the commit that holds it is.
 
-    Raises Refused (``wrong_job``, ``wrong_signer``, ``stale_incarnation``, ``delegation_expired``), Corrupt (``bad_delta``).
+    Raises Refused (``wrong_job``, ``wrong_signer``, ``stale_incarnation``), Corrupt (``bad_delta``).
     """
     payload, signer = open_single(envelope, identity_pb2.DOMAIN_DELTA, max_bytes=MAX_DELTA_BYTES)
     delta = parse(model_pb2.Delta, payload, MAX_DELTA_BYTES)
     if Place(delta.network_id, delta.model, delta.job_id, delta.vnode) != place:
         raise Refused("a delta of another network, model, job or VNode", code="wrong_job")
-    delegation = _delegation(delta.delegation, place.network_id, now_wall)
+    delegation = _delegation(delta.delegation, place.network_id, None)
     if delegation.worker_public_der != signer.public_der:
         raise Refused("a delta that its delegated worker did not sign", code="wrong_signer")
     if delta.incarnation != delegation.incarnation:

@@ -144,6 +144,19 @@ def test_a_delta_of_a_sibling_reaches_the_core_whole_and_is_answered() -> None:
     run(story)
 
 
+def test_a_delta_that_has_outlived_its_delegation_is_asked_about_and_answered_like_any_other() -> None:
+    """Its contributor makes no other before this one is answered: refused for its age it would be brought for ever."""
+
+    async def story(counter: Counter) -> None:
+        asked = asyncio.ensure_future(counter.ask(opening(delta(begun=NOW - 48 * 3600))))
+        await counter.until_heard(1)
+        assert counter.heard[0].sequence == 4
+        counter.desk.answer(counter.heard[0].request, Verdict.MERGED, "", "", ANCHOR)
+        assert (await asked).verdict is Verdict.MERGED
+
+    run(story)
+
+
 def test_the_anchor_alone_can_be_asked_for() -> None:
     async def story(counter: Counter) -> None:
         asked = asyncio.ensure_future(counter.ask(opening()))
@@ -170,7 +183,6 @@ def test_the_anchor_alone_can_be_asked_for() -> None:
         (opening(delta(node=STRANGER)), "wrong_pnode"),
         (opening(delta(incarnation=6)), "stale_incarnation"),
         (opening(delta(), incarnation=8), "stale_incarnation"),
-        (opening(delta(begun=NOW - 48 * 3600)), "delegation_expired"),
         (opening(delta(batches=[3, BATCHES])), "foreign_batches"),
         (opening(delta(batches=[3, 3])), "bad_delta"),
         (opening(delta(batches=[3])), "bad_delta"),
