@@ -66,10 +66,7 @@ class Exit:
 
 
 class LocalReference:
-    """All stages of one job in this process, each with its own state and objective.
-
-    ``states``: checkpoints to start from (made from the seed if empty).
-    """
+    """All stages of one job in this process, each with its own state, made from the seed, and its own objective."""
 
     def __init__(
         self,
@@ -78,7 +75,6 @@ class LocalReference:
         *,
         num_batches: int,
         seed: int,
-        states: Sequence[bytes] = (),
         device: str = "cpu",
         threads: int = 0,
         clock: Seconds = no_clock,
@@ -87,10 +83,9 @@ class LocalReference:
         self.num_batches = num_batches
         self._clock = clock
         self.computes: list[TorchCompute] = []
-        for index, stage in enumerate(self.stages):
-            state = states[index] if states else _checkpoint_0(stage, registry, seed, num_batches)
+        for stage in self.stages:
             compute = TorchCompute(stage, registry, num_batches=num_batches, seed=seed, device=device, threads=threads)
-            compute.restore(state)
+            compute.restore(_checkpoint_0(stage, registry, seed, num_batches))
             self.computes.append(compute)
 
     def train(self, batches: Batches) -> Iterator[Progress]:
@@ -109,15 +104,35 @@ class LocalReference:
 
     def evaluate(self, batches: Batches, split: str, num_batches: int) -> tuple[Exit, ...]:
         """Every exit over the first ``num_batches`` batches of ``split``."""
-        tally = _Tally(self.stages)
-        for number in range(num_batches):
-            x, y = batches(split, number)
-            values: dict[str, Any] = {INPUT: x}
-            for stage, compute in zip(self.stages, self.computes, strict=True):
-                result = compute.forward(number, [values[item.id] for item in stage.inputs], Mode.EVAL, y)
-                values[stage.id] = result.output
-                tally.add(stage.id, result.sum_loss, result.correct, result.count)
-        return tally.exits()
+        return _exits(self.stages, self.computes, batches, split, num_batches)
+
+
+def evaluate_states(
+    stages: Sequence[Stage], registry: Registry, states: Sequence[bytes], batches: Batches, split: str, num_batches: int
+) -> tuple[Exit, ...]:
+    """Every exit of those states, one per stage, over the first ``num_batches`` batches of ``split``. They may be of several jobs: while one runs, the newest
+    state of a VNode is its own or still that of the job before. Raises Corrupt.
+    """
+    computes = []
+    for stage, state in zip(stages, states, strict=True):
+        compute = TorchCompute(stage, registry, num_batches=0, seed=0)
+        compute.serve(state)
+        computes.append(compute)
+    return _exits(stages, computes, batches, split, num_batches)
+
+
+def _exits(
+    stages: Sequence[Stage], computes: Sequence[TorchCompute], batches: Batches, split: str, num_batches: int
+) -> tuple[Exit, ...]:
+    tally = _Tally(stages)
+    for number in range(num_batches):
+        x, y = batches(split, number)
+        values: dict[str, Any] = {INPUT: x}
+        for stage, compute in zip(stages, computes, strict=True):
+            result = compute.forward(number, [values[item.id] for item in stage.inputs], Mode.EVAL, y)
+            values[stage.id] = result.output
+            tally.add(stage.id, result.sum_loss, result.correct, result.count)
+    return tally.exits()
 
 
 class BackpropReference:

@@ -80,7 +80,7 @@ class TorchCompute:
         return info
 
     def serve(self, state: bytes | memoryview | Path) -> StateInfo:
-        """Takes over weights and running statistics of a state of this stage, of whichever job: for INFER and `readout`, nothing else. Raises Corrupt."""
+        """Takes over weights and running statistics of a state of this stage, of whichever job: for INFER, EVAL and `readout` only. Raises Corrupt."""
         info, arrays = parse(_whole(state), self._schema)
         self._module = self._filled(arrays)
         return info

@@ -19,9 +19,7 @@ from dcnr.ids import Digest
 from dcnr.sdk.progress import Progress
 from dcnr.specs import Registry
 from dcnr.v1 import data_pb2, model_pb2
-from vnode.reference import Exit, LocalReference
-from vnode.state import parse
-from vnode.torch_stage import schema_of
+from vnode.reference import Exit, evaluate_states
 
 
 async def evaluate(
@@ -53,8 +51,6 @@ async def evaluate(
 
     def work() -> tuple[Exit, ...]:
         stages = stages_of_graph(graph, registry)
-        info, _ = parse(states[0], schema_of(stages[0], registry))
-        reference = LocalReference(stages, registry, num_batches=info.num_batches, seed=info.seed, states=states)
-        return reference.evaluate(batches, split, num_eval_batches(samples, batch_size))
+        return evaluate_states(stages, registry, states, batches, split, num_eval_batches(samples, batch_size))
 
     return await asyncio.to_thread(work)

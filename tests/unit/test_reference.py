@@ -16,8 +16,9 @@ import pytest
 from dcnr.graph import graph_from_toml, stages_of_graph
 from dcnr.specs import TensorSpec
 from dcnr.stages import VNodeSpec, stages_of
-from vnode.reference import Exit, LocalReference, train_backprop, train_local
+from vnode.reference import Exit, LocalReference, evaluate_states, train_backprop, train_local
 from vnode.registry import default_registry
+from vnode.torch_stage import initial_state
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 REGISTRY = default_registry()
@@ -64,6 +65,20 @@ def test_both_references_learn_and_repeat(train: Callable[..., tuple[Exit, ...]]
     assert seen == [*range(60), *range(60)]
     assert [item.vnode for item in exits[0]] == ["a", "b"]
     assert all(item.accuracy > 0.9 and item.count == 128 for item in exits[0])
+
+
+def test_states_of_different_jobs_are_evaluated_together() -> None:
+    """While a job runs, the newest states of some VNodes are its own, and those of others still of a job with another number of batches or seed."""
+    stages = small_stages()
+
+    def exits(num_batches: int, job_seed: int) -> tuple[Exit, ...]:
+        states = [initial_state(stages[0], REGISTRY, seed=0, model="m", graph="", num_batches=200)]
+        second = initial_state(stages[1], REGISTRY, seed=job_seed, model="m", graph="", num_batches=num_batches)
+        return evaluate_states(stages, REGISTRY, [*states, second], blobs, "test", 2)
+
+    assert exits(100, 0) == exits(200, 0) == LocalReference(stages, REGISTRY, num_batches=200, seed=0).evaluate(blobs, "test", 2)
+    assert exits(200, 1)[0] == exits(200, 0)[0]
+    assert exits(200, 1)[1] != exits(200, 0)[1]
 
 
 def test_probes_do_not_touch_the_network_that_backprop_trains() -> None:
