@@ -25,7 +25,10 @@ LOSS_FLOOR: Final = 0.1
 
 
 class HeldOut:
-    """The first batches of the newest validation round, each with its inputs and target. Any thread."""
+    """The first batches of the newest validation round that this replica opened itself, each with its inputs and target. Any thread.
+
+    A round that only a successor asked for has the number that it likes: one beyond all others would stay for ever.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,9 +37,9 @@ class HeldOut:
         self._bytes = 0
 
     def forward(self, compute: Compute, job: Forward, inputs: Sequence[TensorHandle], target: Any) -> EvalResult:
-        """As `Compute.forward`; what belongs to a validation round is remembered."""
+        """As `Compute.forward`; what belongs to an own validation round is remembered."""
         result = compute.forward(job.batch, inputs, job.mode, target)
-        if job.mode is Mode.EVAL and job.lane.split == VALIDATION:
+        if job.is_own and job.mode is Mode.EVAL and job.lane.split == VALIDATION:
             self._evaluated(job, tuple(inputs), target)
         return result
 

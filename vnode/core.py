@@ -240,7 +240,7 @@ class ReplicaCore:
         if evaluation is not None:
             lane, batch = evaluation
             keep = self._behind.successors != frozenset() or bool(self._outlet.askers(lane, batch))
-            return Forward(lane, batch, Mode.EVAL, self._intake.take(lane, batch), keep=keep)
+            return Forward(lane, batch, Mode.EVAL, self._intake.take(lane, batch), keep=keep, is_own=lane in self._rounds)
         return None
 
     def _next_between_steps(self) -> Computation | None:

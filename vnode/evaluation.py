@@ -91,6 +91,10 @@ class Rounds:
         lanes = [lane for lane in (newest, TEST_LANE) if lane in self._rounds]
         return {lane: self._rounds[lane].left for lane in lanes if lane is not None and self._rounds[lane].left}
 
+    def __contains__(self, lane: Lane) -> bool:
+        """Whether that is a round of this replica itself."""
+        return lane in self._rounds
+
     def count(self, result: Forwarded, step: int) -> None:
         """Counts a batch into its round, if that is one of ours and lacks it."""
         if result.lane in self._rounds:

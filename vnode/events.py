@@ -347,13 +347,16 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Compute the output without changing anything; answered by Forwarded or ComputeFailed. ``keep``: put it into the spool."""
+    """Compute the output without changing anything; answered by Forwarded or ComputeFailed. ``keep``: put it into the spool. ``is_own``: of a round of
+    evaluation that this replica opened itself, whoever else asked for it.
+    """
 
     lane: Lane
     batch: int
     mode: Mode
     inputs: tuple[TensorHandle, ...]
     keep: bool = True
+    is_own: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,11 @@ class Losses:
         return EvalResult(None, 2 * self.loss, 0, 2)
 
 
-def evaluate(held: HeldOut, compute: Any, batch: int, lane: Lane = FIRST_ROUND, mode: Mode = Mode.EVAL) -> None:
+def evaluate(
+    held: HeldOut, compute: Any, batch: int, lane: Lane = FIRST_ROUND, mode: Mode = Mode.EVAL, *, is_own: bool = True
+) -> None:
     x, y = batch_of(STAGE, SAME)
-    held.forward(compute, Forward(lane, batch, mode, ()), [x], y)
+    held.forward(compute, Forward(lane, batch, mode, (), is_own=is_own), [x], y)
 
 
 def moved(num_steps: int) -> DeltaValues:
@@ -153,7 +155,7 @@ def test_two_percent_are_borne_and_low_losses_count_as_the_floor(loss: float, bo
         assert held.bears(before, compute) == is_borne
 
 
-def test_a_few_batches_of_the_newest_validation_round_are_remembered_and_nothing_else() -> None:
+def test_a_few_batches_of_the_newest_own_validation_round_are_remembered_and_nothing_else() -> None:
     held, compute = HeldOut(), Losses(1.0)
     evaluate(held, compute, 0, Lane("test", 1))
     evaluate(held, compute, 0, Lane("validation", 2), Mode.INFER)
@@ -161,6 +163,7 @@ def test_a_few_batches_of_the_newest_validation_round_are_remembered_and_nothing
     for batch in range(2 * MAX_BATCHES):
         evaluate(held, compute, batch, Lane("validation", 2))
     evaluate(held, compute, 50, Lane("validation", 1))
+    evaluate(held, compute, 60, Lane("validation", 2**31 - 1), is_own=False)
 
     def remembered() -> list[int]:
         compute.seen.clear()

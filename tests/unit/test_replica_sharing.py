@@ -82,3 +82,20 @@ def test_what_it_owns_is_learned_first_and_what_it_does_not_own_is_only_computed
     assert {type(item) for item in found} == {ev.Learn, ev.Forward}
     assert all(item.mode is Mode.FORWARD_ONLY for item in of(ev.Forward, found))
     assert core.view().lineage == IntervalSet.span(mine, mine + 1)
+
+
+def test_what_is_evaluated_because_a_successor_asks_is_no_round_of_its_own() -> None:
+    """Its own rounds say which batches merges are judged by; a successor names any number."""
+    core = ReplicaCore(config(PRIMARY, Role.PRIMARY, evaluate_every=1), NONE, 0.0)
+    core.handle(ev.PlanChanged(0.0, {}, frozenset({ReplicaId("next.0")}), 100))
+    core.handle(ev.LinkUp(0.0, 1, Peer(ReplicaId("next.0"), 1)))
+    core.handle(ev.AckHeard(0.0, 1, 1, 0, 0, VNodeId("next")))
+    learn(core, 0)
+    asked, found = Lane("validation", 2**31 - 1), dict[Lane, bool]()
+    core.handle(ev.NeedHeard(0.0, 1, 1, asked, IntervalSet.span(0, 2), NONE, NONE))
+    core.handle(ev.WindowHeard(0.0, 1, 2, asked, 2))
+    for lane in (Lane("validation", 1), asked):
+        for forward in of(ev.Forward, core.handle(ev.FrameArrived(0.0, 0, lane, 0, "x"))):
+            found[forward.lane] = forward.is_own
+            core.handle(ev.Forwarded(0.0, lane, 0, 0.1, 1.0, 1, 2))
+    assert found == {Lane("validation", 1): True, asked: False}
