@@ -134,8 +134,8 @@ class AuditTasks:
         cost = self._provisioner.cost(job, task.vnode)
         size_bytes = int(task.bundle_bytes)
         used = await self._options.used_disk_bytes()
-        wanted, free = Reservation(cost.memory_bytes + DECODED * size_bytes, size_bytes), self._options.free_disk_bytes()
-        self._budget.admit(AUDIT, wanted, free_disk_bytes=free, used_disk_bytes=used)
+        needed, free = Reservation(cost.memory_bytes + DECODED * size_bytes, size_bytes), self._options.free_disk_bytes()
+        self._budget.admit(AUDIT, needed, free_disk_bytes=free, used_disk_bytes=used)
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             for left in self._directory.iterdir():  # by a life that was cut short
