@@ -41,6 +41,8 @@ CROWDED_STATEMENTS: Final = MAX_STATEMENTS // 2
 """Of one interval: the same, before it has more than an auditor reads."""
 CROWDED_SHARE: Final = 0.25
 """The same for the part of the evidence's room that one interval takes."""
+IDLE_SHARE: Final = 0.25
+"""The same for all intervals together in which nothing was learned."""
 SPARED_SHARE: Final = 0.5
 """Evidence of intervals that were not drawn goes when all of it takes more than this part of the room."""
 
@@ -59,8 +61,8 @@ class Ended:
 
     interval: Future[Interval]
     following: Future[Interval]
-    may_be_drawn: bool
-    """Whether anything was learned or taken in: nobody is credited with the rest, nor asked for it."""
+    is_idle: bool
+    """Whether nothing was learned or taken in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +195,14 @@ class Books:
         self._signed(statement, log)
         if self._lost:
             self._write("lost", self._lost.encode())
-        may_be_drawn = self._has_grown or bool(displacement)
+        is_idle = not self._has_grown and not displacement
         self._begin(info)
         self._told = told
-        return Ended(interval, self._interval, may_be_drawn)
+        return Ended(interval, self._interval, is_idle)
 
     async def keep(self, ended: Ended | None, name: Digest, state: Path | None) -> None:
-        """The interval has that name, and ends with the state in that file, with which the next one begins. One that nobody can draw is kept no longer: no
-        manifest names its commit, so no verdict would ever free its room.
+        """The interval has that name, and ends with the state in that file, with which the next one begins. Of one in which nothing was learned no inputs and
+        outputs are kept.
         """
         if ended is None:
             return
@@ -332,6 +334,7 @@ class Books:
 
     def _count(self) -> None:
         self._folder.shed(self._spared_bytes)
+        self._folder.shed_idle(int(IDLE_SHARE * self._max_bytes))
         self._bytes = self._folder.num_bytes
 
     def _close(self, ended: Ended, name: Digest, state: Path | None) -> None:
@@ -339,10 +342,7 @@ class Books:
         if state is not None:
             interval.take("end", state)
             ended.following.result().take("begin", state)
-        if ended.may_be_drawn:
-            self._folder.closed(interval, name)
-        else:
-            self._folder.drop(interval)
+        self._folder.closed(interval, name, is_idle=ended.is_idle)
 
     def _add_inputs(self, entry: int, step: model_pb2.Step, inputs: Inputs) -> None:
         """All digests first: these have to be in the log whatever the disk does."""

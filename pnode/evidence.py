@@ -2,7 +2,8 @@
 
 In a folder: ``order`` (HostReplica as this replica was hosted), ``begin`` (the state with which the interval begins), ``parts`` (inputs and outputs, a bundle
 without the rest), ``state-<n>`` (that after n entries, where such states are small), ``statement-<n>`` and ``steps-<n>`` per signed statement, ``delta-<n>``
-per displacement merged, ``anchor-<n>`` that statement n names, ``end`` (the state that it ends with), and last ``name``, which says that the interval is whole.
+per displacement merged, ``anchor-<n>`` that statement n names, ``end`` (the state that it ends with), ``idle`` where nothing was learned or merged (then
+``parts`` is empty), and last ``name``, which says that the interval is whole.
 A folder without it is of an interval that nobody signed: nobody will ask for it. Everything blocks: for a thread, one caller at a time per replica.
 """
 
@@ -25,6 +26,7 @@ from vnode.bundle import header_bytes
 STATES_SHARE: Final = 0.125
 """States between the first and the last of an interval are kept while they take no more than this part of what its inputs and outputs do."""
 _NAME: Final = "name"
+_IDLE: Final = "idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,13 @@ class Interval:
             shutil.copyfile(source, target)
         reached("evidence.taken")
 
+    def idle(self) -> None:
+        """Nothing was learned in it: its states and words are all that anybody looks at."""
+        (self.path / "parts").write_bytes(b"")
+        for path in [*self.path.glob("state-*"), self.path / "lost"]:
+            path.unlink(missing_ok=True)
+        self.write(_IDLE, b"")
+
     def close(self, digest: str) -> None:
         """It is whole, and of that name."""
         self.write(_NAME, check_digest(digest).encode())
@@ -64,6 +73,7 @@ class EvidenceFolder:
         self._next = 1
         self._closed: dict[str, Path] = {}
         self._spared: tuple[str, ...] = ()
+        self._idle: list[str] = []
         self._sizes: dict[Path, int] = {}
         self._parts: BinaryIO | None = None
 
@@ -77,6 +87,7 @@ class EvidenceFolder:
             if path not in self._closed.values():
                 _remove(path)
         self._sizes = {path: _size(path) for path in self._closed.values()}
+        self._idle = [digest for digest, path in self._closed.items() if (path / _IDLE).exists()]
 
     @property
     def num_bytes(self) -> int:
@@ -114,8 +125,11 @@ class EvidenceFolder:
             if state and kept + len(state) <= STATES_SHARE * self._sizes.get(interval.path, 0):
                 interval.write(f"state-{entry}", state)
 
-    def closed(self, interval: Interval, digest: str) -> None:
-        """That interval is whole."""
+    def closed(self, interval: Interval, digest: str, *, is_idle: bool = False) -> None:
+        """That interval is whole; ``is_idle``: nothing was learned or merged in it."""
+        if is_idle:
+            interval.idle()
+            self._idle.append(digest)
         interval.close(digest)
         self._closed[digest], self._sizes[interval.path] = interval.path, _size(interval.path)
 
@@ -153,6 +167,12 @@ class EvidenceFolder:
         while self._spared and self.num_bytes > max_bytes:
             self.decided(self._spared[:1])
             self._spared = self._spared[1:]
+
+    def shed_idle(self, max_bytes: int) -> None:
+        """The oldest in which nothing was learned go until the others of that kind take no more than ``max_bytes``: asking again and again fills no disk."""
+        self._idle = [digest for digest in self._idle if digest in self._closed]
+        while self._idle and sum(self._sizes[self._closed[digest]] for digest in self._idle) > max_bytes:
+            self.decided([self._idle.pop(0)])
 
     def close(self) -> None:
         """Nothing more is added; what is whole stays."""

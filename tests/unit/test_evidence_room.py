@@ -9,7 +9,7 @@ from evidence_rig import NAMES, Rig, run
 
 from dcnr.v1 import model_pb2
 from pnode.books import MAX_BACKLOG
-from pnode.evidence import closed_in
+from pnode.evidence import EvidenceFolder, closed_in
 from vnode.bundle import read_bundle
 
 ROOM, EACH = 200_000, 2_000
@@ -62,9 +62,11 @@ def test_what_is_learned_after_such_answers_begins_an_interval_of_its_own(tmp_pa
         assert rig.held[-1] == ""
         await rig.learn(4)
         await rig.end(NAMES[2])
-        (name,) = kept = closed_in(rig.folder)
-        assert name == NAMES[2]
-        assert not (kept[name] / "lost").exists()
+        kept, name = closed_in(rig.folder), NAMES[2]
+        assert set(kept) == {NAMES[1], name}
+        assert not any((path / "lost").exists() for path in kept.values()), (
+            "of the first, states and words are all that is looked at"
+        )
         assert (kept[name] / "begin").read_bytes() == b"end"
         with read_bundle(kept[name] / "parts") as parts:
             assert parts.has(INPUT, entry=0, batch=4)
@@ -73,18 +75,24 @@ def test_what_is_learned_after_such_answers_begins_an_interval_of_its_own(tmp_pa
     run(scenario)
 
 
-def test_an_interval_in_which_nothing_was_learned_leaves_nothing(tmp_path: Path) -> None:
-    """No manifest names it, so no verdict would free it: a replica that had much to answer would never have learned again."""
+def test_an_interval_in_which_nothing_was_learned_leaves_its_states_and_words_and_the_oldest_go(tmp_path: Path) -> None:
+    """Whoever goes on from its end has to show it. What was computed again in it would fill the room: the replica would never have learned again."""
 
     async def scenario() -> None:
         rig = Rig(tmp_path, max_bytes=ROOM, is_read=True)
-        for at in range(5):
+        for at in range(3):
             for batch in range(2):
                 await rig.again(batch, ROOM // 8)
             await rig.end(NAMES[at])
-            assert closed_in(rig.folder) == {}
+            kept = closed_in(rig.folder)
+            assert set(kept) == set(NAMES[: at + 1])
+            assert {(path / "parts").stat().st_size for path in kept.values()} == {0}
         assert not any(rig.held)
         assert rig.num_bytes < ROOM // 8
         rig.books.close()
+        again = EvidenceFolder(rig.folder)
+        again.load()
+        again.shed_idle(again.num_bytes - 1)
+        assert set(closed_in(rig.folder)) == set(NAMES[1:3]), "another life of its worker knows which they are"
 
     run(scenario)

@@ -137,12 +137,17 @@ def test_what_is_missing_of_a_merge_makes_it_unverifiable(tmp_path: Path) -> Non
     run(scenario)
 
 
+@pytest.mark.parametrize("again", [(), (0, 1)], ids=["no entry", "computed again"])
 @pytest.mark.parametrize("is_swapped", [False, True])
-def test_a_state_behind_which_nothing_was_learned_is_held_against_the_one_before_it(tmp_path: Path, is_swapped: bool) -> None:
+def test_a_state_behind_which_nothing_was_learned_is_held_against_the_one_before_it(
+    tmp_path: Path, is_swapped: bool, again: tuple[int, ...]
+) -> None:
     async def scenario() -> None:
         primary = Member("a.1", tmp_path)
         await primary.learn(0, 1)
         await primary.snapshot()
+        for batch in again:
+            await primary.forward(batch)
         if is_swapped:
             other = Member("a.3", tmp_path)
             await other.learn(5, 6)

@@ -43,6 +43,24 @@ def anchored_in(
     return {entry: tuple(states) for entry, states in found.items()}
 
 
+def restated_in(bundle: Bundle, statements: Sequence[Statement], entries: Sequence[int]) -> tuple[Anchored, ...]:
+    """The states that commits name which learned and merged nothing, in order: each is the first state again. What such an interval computed again, its log
+    tells; inputs and outputs of that are not looked at.
+    """
+    found = []
+    for number, (commit, (entry, port)) in enumerate(zip(statements, places_of_states(entries), strict=True)):
+        state = bytes(bundle.data(_STATE, entry=entry, port=port))
+        if digest_of(state) != named_by(commit):
+            raise Corrupt(f"the state of statement {number} is not the one that it names", code="wrong_digest")
+        found.append(Anchored((), state))
+    return tuple(found)
+
+
+def is_idle(statements: Sequence[Statement]) -> bool:
+    """Whether nothing was learned and nothing merged."""
+    return not any(isinstance(one, model_pb2.Delta) or one.merges or one.batches for one in statements)
+
+
 def displacement_in(bundle: Bundle, statements: Sequence[Statement]) -> Displacement | None:
     """What the delta that ends the interval moved; None where a state ends it."""
     last = statements[-1]

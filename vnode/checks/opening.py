@@ -28,7 +28,7 @@ from trust.evidence import MAX_STATEMENTS, MAX_WORDS_BYTES, Exhibit, exhibit_of
 from trust.step_logs import MAX_LOG_BYTES, Contradiction
 from vnode.bundle import Bundle
 from vnode.checks.claims import MAX_STEPS, Claim, ClaimedStep, Given, MapClaim, Sent
-from vnode.checks.merges import anchored_in, displacement_in, named_by
+from vnode.checks.merges import anchored_in, displacement_in, is_idle, named_by, restated_in
 from vnode.signed_frames import FrameNumber, statement
 from vnode.state import Array
 from vnode.vocabulary import TRAIN_LANE, Mode, Peer
@@ -136,6 +136,10 @@ def open_claim(stated: Stated, bundle: Bundle, assigned: Assigned, samples: Samp
         statements, entries = stated.exhibit.statements, [len(log.steps) for log in stated.exhibit.logs]
         if len(stated.steps) > MAX_STEPS:
             raise Refused(f"an interval of {len(stated.steps)} entries", code=UNVERIFIABLE)
+        if is_idle(statements):
+            begin = _states(bundle, {0: Digest(stated.exhibit.logs[0].begin_digest)}, 0)
+            claim = Claim((), begin, {0: restated_in(bundle, statements, entries)})
+            return Opened(claim, frozenset(), {0: Digest(named_by(statements[-1]))})
         anchored = anchored_in(bundle, statements, entries, assigned.place)
         names = _names_of_states(stated)
         states = _states(
