@@ -226,8 +226,7 @@ class _Draft:
         with self._writing() as file:
             file.flush()
             os.fsync(file.fileno())
-            reached("object.drafted")
-            self._draft.replace(self._destination)
+            _lay(self._draft, self._destination)
 
     def close(self) -> None:
         """What was not laid is gone."""
@@ -250,12 +249,16 @@ class _Draft:
                 raise disk_trouble(f"{self._destination.name} cannot be written", error) from error
 
 
+def _lay(draft: Path, destination: Path) -> None:
+    reached("object.drafted")
+    draft.replace(destination)
+
+
 def _write(destination: Path, data: bytes) -> None:
     temporary = destination.with_name(f".{destination.name}.tmp")
     try:
         temporary.write_bytes(data)
-        reached("object.drafted")
-        temporary.replace(destination)
+        _lay(temporary, destination)
     except OSError as error:
         _remove(temporary)
         raise disk_trouble(f"{destination.name} cannot be written", error) from error

@@ -41,7 +41,7 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "commit.uploaded": "a commit is in the store, its state is not",
         "state.uploaded": "a state is in the store, the holder has not heard of it",
         "checkpoint.named": "a manifest names the checkpoint, this machine does not know",
-        "object.drafted": "a small object is in its local draft",
+        "object.drafted": "an object that is small, or that an orchestrator carries, is in its local draft",
         "download.drafted": "a download is whole in its draft",
         "upload.sent": "the store has taken an upload, the sender does not know",
         "cache.fetched": "an object for the cache is verified, under no name yet",

@@ -131,11 +131,9 @@ def num_batches(graph: model_pb2.ModelGraph, num_samples: int) -> int:
 def stages_of_graph(graph: model_pb2.ModelGraph, registry: Registry) -> tuple[Stage, ...]:
     """The validated stages in topological order. Raises InvalidInput with ``vnode`` and ``field`` in its details."""
     _check_head(graph)
-    vnodes = [_vnode_spec(vnode) for vnode in graph.vnodes]
-    stages = stages_of(
-        vnodes, registry, tensor_spec(graph.input), tensor_spec(graph.target), int(graph.num_classes), int(graph.train.batch_size)
-    )
-    check_batch_size(stages, registry, int(graph.train.batch_size))
+    vnodes, batch_size = [_vnode_spec(vnode) for vnode in graph.vnodes], int(graph.train.batch_size)
+    stages = stages_of(vnodes, registry, tensor_spec(graph.input), tensor_spec(graph.target), int(graph.num_classes), batch_size)
+    check_batch_size(stages, registry, batch_size)
     return stages
 
 

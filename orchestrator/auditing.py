@@ -28,12 +28,11 @@ from orchestrator.audit_events import (
     VerifyRecord,
     Wait,
     Word,
-)
+)  # fmt: skip
 from orchestrator.audit_memory import WRITE_S, AuditMemory, Remembered, proven_in, units_in
 from orchestrator.audit_messages import audit_task_of, challenge_of
 from orchestrator.audit_missing import Missing
 from orchestrator.audit_people import left_of, people_of
-from orchestrator.audit_words import report_of
 from orchestrator.audits import AuditDesk
 from orchestrator.beginnings import Beginnings
 from orchestrator.chain import Chain
@@ -44,7 +43,7 @@ from orchestrator.senders import ReadPlan, Seats, held
 from orchestrator.signal import Signal
 from orchestrator.standings import judgement_of
 from orchestrator.view import JobFacts, ModelView
-from trust.envelope import parse, seal
+from trust.envelope import seal
 from trust.ledger import Ledger, Verdict
 from trust.separation import Separation
 from trust.standing import Standing, begun
@@ -365,13 +364,7 @@ class Auditing:
                 self._shared.mailbox.send(action.auditor, orchestrator_pb2.OrchestratorMessage(audit_task=envelope))
                 return
             assert eyes is not None
-            audited = await eyes.audit(task, await self._job(task.job_id))
-            found = parse(model_pb2.AuditReport, audited.report.payload)
-            report = report_of(found, "")
-            if audited.record:
-                report = replace(report, record=await eyes.keep(self._model, task.vnode, audited.record))
-            if report.word is Word.REFUSED:
-                _log.warning("verifier_refused", vnode=task.vnode, reason=found.reason)
+            report = await eyes.word(task, await self._job(task.job_id))
         except (Corrupt, NotFound) as error:
             report = replace(nothing, word=Word.UNVERIFIABLE, part=error.code)
         except DcnrError as error:
@@ -389,16 +382,13 @@ class Auditing:
         assert eyes is not None
         ledger_vnode = next((one.vnode for one in desk.waits(now()) if one.interval == action.interval), "")
         try:
-            record, data = await eyes.record(self._model, ledger_vnode, action.record)
-            proven = await eyes.prove(record, data, lambda: self._job(record.job_id), bundle=action.bundle)
-            if proven.interval != action.interval or proven.kind != model_pb2.FAULT_KIND_COMPUTATION:
-                raise Refused("a fault record about another interval, or about no work", code="unproven")
-        except (Refused, Corrupt) as error:
-            self._say("fault_not_proven", action.auditor, error.message, action.interval)
-            desk.verified(action.interval, action.auditor, now(), proven=False)
+            record, proven = await eyes.fault(self._model, ledger_vnode, action, self._job)
         except DcnrError as error:
             self._say("fault_not_proven", action.auditor, error.message, action.interval)
-            desk.unread(action.interval, action.auditor, now())
+            if isinstance(error, Refused | Corrupt):
+                desk.verified(action.interval, action.auditor, now(), proven=False)
+            else:
+                desk.unread(action.interval, action.auditor, now())
         else:
             self._shared.standings.verified((action.record, proven.accused, proven.interval), record.bundle_digest)
             desk.verified(action.interval, action.auditor, now(), proven=True, part=record.part)

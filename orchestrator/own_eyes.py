@@ -12,8 +12,11 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
+
+import structlog
 
 from dataservice import keys
 from dcnr import limits
@@ -23,12 +26,15 @@ from dcnr.ids import Digest, check_digest, digest_of
 from dcnr.ports import ObjectStore
 from dcnr.v1 import local_pb2, model_pb2
 from orchestrator.access import MAX_DATASET_MANIFEST_BYTES
+from orchestrator.audit_events import Report, VerifyRecord, Word
+from orchestrator.audit_words import report_of
 from orchestrator.documents import get_exact, put_once
 from orchestrator.view import JobFacts
 from trust.envelope import parse
 from trust.evidence import MAX_RECORD_BYTES, Exhibit, Proven, verify
 from vnode.checks.verifying import Evidence, Verifier
 
+_log = structlog.get_logger("orchestrator")
 PIECE_BYTES: Final = 8 * limits.MIB
 """What is brought from the store is read in pieces of this size."""
 MAX_CACHED_BYTES: Final = 4096 * limits.MIB
@@ -85,6 +91,25 @@ class OwnEyes:
             async with self._turn, self._laid(facts, record.model, record.vnode, record.bundle_digest) as evidence:
                 residual = await self._there().measure(data, evidence)
         return verify(data, self._network_id, lambda exhibit, told: residual, 1.0)
+
+    async def word(self, task: model_pb2.AuditTask, job: JobFacts) -> Report:
+        """What the verifier says of that interval; its record of a fault is in the store. Raises as `audit` and `keep`."""
+        audited = await self.audit(task, job)
+        found = parse(model_pb2.AuditReport, audited.report.payload)
+        report = report_of(found, "")
+        if report.word is Word.REFUSED:
+            _log.warning("verifier_refused", vnode=task.vnode, reason=found.reason)
+        return replace(report, record=await self.keep(task.model, task.vnode, audited.record)) if audited.record else report
+
+    async def fault(
+        self, model: str, vnode: str, told: VerifyRecord, job: Callable[[str], Awaitable[JobFacts]]
+    ) -> tuple[model_pb2.FaultRecord, Proven]:
+        """The record of a fault that an auditor tells of, proven. Raises as `record` and `prove`; Refused (``unproven``) where it proves anything else."""
+        record, data = await self.record(model, vnode, told.record)
+        proven = await self.prove(record, data, lambda: job(record.job_id), bundle=told.bundle)
+        if proven.interval != told.interval or proven.kind != model_pb2.FAULT_KIND_COMPUTATION:
+            raise Refused("a fault record about another interval, or about no work", code="unproven")
+        return record, proven
 
     async def record(self, model: str, vnode: str, digest: str) -> tuple[model_pb2.FaultRecord, bytes]:
         """A stored fault record. Raises NotFound, Corrupt, Unavailable; Refused (``wrong_place``) for one about something else."""

@@ -55,7 +55,7 @@ class Interval:
 
     def idle(self) -> None:
         """Nothing was learned in it: its states and words are all that anybody looks at."""
-        (self.path / "parts").write_bytes(b"")
+        os.truncate(self.path / "parts", 0)
         for path in [*self.path.glob("state-*"), self.path / "lost"]:
             path.unlink(missing_ok=True)
         self.write(_IDLE, b"")

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dcnr.errors import Refused, Stale
 from dcnr.intervals import IntervalSet
-from orchestrator.audit_case import AUDIT_S, LONGEST_CHALLENGE_S, LOOK_S, MAX_DOUBLED
+from orchestrator.audit_case import AUDIT_S, CHALLENGE_S, LONGEST_CHALLENGE_S, LOOK_S, MAX_DOUBLED
 from orchestrator.audit_events import (
     Bundle,
     Decision,
@@ -30,7 +30,7 @@ from orchestrator.audit_events import (
     VerifyRecord,
     Word,
 )
-from orchestrator.audits import CHALLENGE_S, AuditDesk
+from orchestrator.audits import AuditDesk
 from trust.auditors import Candidate
 from trust.draw import Secret
 from trust.folding import NEXT

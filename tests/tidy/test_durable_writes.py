@@ -14,6 +14,8 @@ PACKAGES = ("dcnr", "trust", "membership", "dataservice", "vnode", "pnode", "orc
 CALLERS: Final = "whoever calls it passes a point of its own"
 WITHOUT: Final = {
     "dataservice/borrowed.py::_emptied": "empties a bucket of its own, whose name was told; whoever dies there leaves it behind",
+    "dataservice/objects.py::_Draft.lay": "`_lay` gives it its name",
+    "dataservice/objects.py::_write": "a draft; `_lay` gives it its name",
     "dataservice/objects.py::_Draft._writing": "a draft; `lay` gives it its name",
     "dataservice/probe.py::_probe_uploads": "an object of the probe, which nobody reads later",
     "dataservice/probe.py::_stale": "an object of the probe, which nobody reads later",

@@ -9,9 +9,9 @@ import pytest
 
 from dcnr.errors import Refused
 from dcnr.intervals import IntervalSet
-from orchestrator.audit_case import AUDIT_S, LONGEST_CHALLENGE_S, LOOK_S
+from orchestrator.audit_case import AUDIT_S, CHALLENGE_S, LONGEST_CHALLENGE_S, LOOK_S
 from orchestrator.audit_events import Bundle, Pay, People, Report, SendChallenge, SendTask, Word
-from orchestrator.audits import CHALLENGE_S, AuditDesk
+from orchestrator.audits import AuditDesk
 from trust.auditors import Candidate
 from trust.draw import Secret, Task, task_of
 from trust.ledger import Interval, Ledger, Verdict
