@@ -19,12 +19,13 @@ from trust.going_back import Cause
 from trust.late_draw import drawn_late, drawn_of_the_found_out
 from trust.ledger import Interval, Ledger, Verdict
 from trust.standing import Standing, State, begun
+from vnode.checks.claims import MAX_STEPS
 
 if TYPE_CHECKING:
     from simulation.control_world import ControlWorld
 
 PASSES: Final = 60.0
-"""Audits that everybody has passed already: about a third of what is learned is drawn."""
+"""Audits that everybody has passed already, of intervals of any size: about a third of what is learned is drawn."""
 AUDIT_S: Final = (1.0, 8.0)
 UNVERIFIABLE_RATE: Final = 0.04
 
@@ -70,7 +71,8 @@ class KnowingDesk:
     def standing(self, _view: ModelView, _pnode_id: str) -> Standing:
         """Everybody is known well enough to be spared now and then."""
         fresh = begun(self.world.true_clock().wall())
-        return replace(fresh, state=State.ACTIVE, passes=fresh.passes.plus(PASSES, fresh.since_s))
+        passes, batches = fresh.passes.plus(PASSES, fresh.since_s), fresh.batches.plus(PASSES * MAX_STEPS, fresh.since_s)
+        return replace(fresh, state=State.ACTIVE, passes=passes, batches=batches)
 
     def _decision(self, one: Interval) -> Decision:
         if one.name in self.world.cheats:
