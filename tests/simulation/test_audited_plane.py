@@ -110,7 +110,7 @@ def nothing_goes_back(patch: pytest.MonkeyPatch) -> None:
 
 PLANTED = [
     (everything_is_cleared, {}, 0, {"cleared"}),
-    (newer_checkpoints_stay_beside_others, {"pnode_crashes": 8, "replicas": (2,)}, 24, {"ledger"}),
+    (newer_checkpoints_stay_beside_others, {"pnode_crashes": 20, "replicas": (2,)}, 2, {"ledger"}),
     (jobs_wait_for_no_audit, {}, 0, {"unaudited"}),
     (nothing_is_drawn_late, BREAKING, 7, {"completes"}),
     (nobody_looks_at_what_the_found_out_have_done, FINDING, 30, {"left_behind"}),
