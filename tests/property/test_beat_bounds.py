@@ -194,7 +194,7 @@ def runtime(num_batches: int = 100) -> ModelRuntime:
     """A job of which ``LIAR`` hosts the primary of a VNode, and ``HONEST`` a contributor."""
     clock: Any = Clock()
     key: Any = SimpleNamespace(node_id="0" * 40)
-    policy: Any = SimpleNamespace(policy=SimpleNamespace(audits_drawn=False, network_id="n" * 40))
+    policy: Any = SimpleNamespace(policy=SimpleNamespace(audits_drawn=False, network_id="n" * 40, single_host=False))
     nothing: Any = None
     shared = Shared(key, policy, nothing, clock, nothing, Inventory(), History(None, "0" * 40, clock))
     found = ModelRuntime("m", shared)

@@ -74,7 +74,7 @@ def test_whoever_is_not_taken_in_for_its_open_intervals_is_not_useless() -> None
     for num, useless in ((MAX_TO_JUDGE + 1, 0), (MAX_TO_JUDGE, 1)):
         view = ModelView("m", head, b"", plan=plan, manifest=model_pb2.Manifest(), job=job, chain=chain_with(num))
         contributions = Contributions()
-        found = [one for at in range(int(PATIENCE_S) + 2) for one in contributions.look(view, lambda _: said, float(at), 0.0)]
+        found = [one for at in range(int(PATIENCE_S) + 2) for one in contributions.look(view, lambda _: said, {}, float(at), 0.0)]
         assert len(found) == useless
 
 

@@ -50,7 +50,7 @@ class Rig:
         history = SimpleNamespace(say=lambda kind, *words, **facts: self.said.append(kind))
         shared = SimpleNamespace(
             own_eyes=OwnEyes(self.store, NETWORK, root, None), store=self.store, standings=self.standings, clock=CLOCK, history=history,
-            policy=SimpleNamespace(network_id=NETWORK, audits_drawn=True),
+            policy=SimpleNamespace(network_id=NETWORK, audits_drawn=True, single_host=False),
         )  # fmt: skip
         job, placed = SimpleNamespace(request=model_pb2.JobRequest(job_id="j")), model_pb2.Assignment(vnode="a", replica="a.0")
         self.view = ModelView(MODEL, model_pb2.Head(), b"", job=job, hosted={HOST.node_id: (placed,)})  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ class Rig:
         history = SimpleNamespace(say=lambda kind, *words, **facts: self.said.append(kind))
         self.shared = SimpleNamespace(
             own_eyes=OwnEyes(self.store, NETWORK, root, None), store=self.store, standings=Standings(), clock=self.clock, history=history,
-            policy=SimpleNamespace(network_id=NETWORK, audits_drawn=True),
+            policy=SimpleNamespace(network_id=NETWORK, audits_drawn=True, single_host=False),
         )  # fmt: skip
 
     def told(self, interval: str, pnode_id: str = NODE.node_id) -> Told:

@@ -96,7 +96,9 @@ def brought_nothing(tempo: model_pb2.Tempo | None, said: orchestrator_pb2.Replic
     assert shown.plan is not None
     shown = replace(shown, plan=model_pb2.Plan(job_id="j", tempo=tempo, assignments=shown.plan.assignments))
     contributions = Contributions()
-    return any(contributions.look(shown, lambda item: said, float(second), float(second)) for second in range(int(PATIENCE_S) + 2))
+    return any(
+        contributions.look(shown, lambda item: said, {}, float(second), float(second)) for second in range(int(PATIENCE_S) + 2)
+    )
 
 
 def test_who_waits_for_the_schedule_is_not_of_no_use() -> None:

@@ -173,7 +173,7 @@ def test_checkpoints_are_as_near_as_the_job_and_the_owner_want(
     tmp_path: Path, own_s: float | None, job_s: float, told_s: float
 ) -> None:
     settings = PNodeSettings() if own_s is None else PNodeSettings(checkpoint_s=own_s)
-    options = options_of(settings, Limits(1.0, 0, 0, 0), tmp_path, float)
+    options = options_of(settings, Limits(1.0, 0, 0, 0), Home(tmp_path), float)
     job = Job(model_pb2.JobRequest(checkpoint_s=job_s), model_pb2.ModelGraph(), b"", {}, tmp_path)
     assignment = model_pb2.DesiredAssignment(replica="a.0")
     order = Orders(Home(tmp_path), options, lambda: False).host(model_pb2.DesiredState(), assignment, job)
