@@ -18,7 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dcnr import limits
+from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
+from dcnr.units import Share, owned
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.audit_events import Unshown
 from orchestrator.observing import NEVER_S
@@ -26,7 +28,7 @@ from orchestrator.offers import PLACEABLE, NodeOffer
 from orchestrator.planning import tempo_of
 from orchestrator.progress import Report, lineage_of
 from orchestrator.silence import NodeRecord
-from orchestrator.view import ModelView
+from orchestrator.view import JobFacts, ModelView
 
 PATIENCE_S: Final = 120.0
 """A replica may be without contribution for this long, and for `PATIENCE_CHECKPOINTS` of its job's checkpoint intervals."""
@@ -99,7 +101,7 @@ class Contributions:
                 stint.num_durable, stint.idle_s, stint.away_s = len(held), 0.0, 0.0
             elif active.state == model_pb2.JOB_STATE_PLACING or (item.pnode_id, item.vnode) in excused:
                 pass
-            elif _owes(said, held, num_due, is_audited=item.replica in audited):
+            elif _owes(said, held, _own(item, plan, job, num_due), is_audited=item.replica in audited):
                 stint.idle_s += step_s
             if said is not None and said.state == orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE:
                 stint.away_s = max(0.0, stint.away_s - step_s)
@@ -134,14 +136,23 @@ class Contributions:
         return tuple(replace(item, useless=by_node[item.node_id]) if item.node_id in by_node else item for item in offers)
 
 
-def _owes(report: orchestrator_pb2.ReplicaReport | None, durable: IntervalSet, num_due: int, *, is_audited: bool) -> bool:
-    """Whether a replica claims more than it has brought, or has something left to learn that is due and waits for nobody. ``is_audited``: intervals of it
+def _own(item: model_pb2.Assignment, plan: model_pb2.Plan, job: JobFacts, num_due: int) -> IntervalSet:
+    """What of the batches that are due a primary has to learn itself: nobody is blamed for what others of its VNode do not bring."""
+    shares = [Share(ReplicaId(one.replica), one.weight) for one in plan.assignments if one.vnode == item.vnode]
+    due = IntervalSet.span(0, num_due)
+    if len(shares) < 2:
+        return due
+    return due & owned(ReplicaId(item.replica), shares, job.num_batches, max(1, int(job.request.unit_batches)))
+
+
+def _owes(report: orchestrator_pb2.ReplicaReport | None, durable: IntervalSet, own: IntervalSet, *, is_audited: bool) -> bool:
+    """Whether a replica claims more than it has brought, or has something of its own left to learn that waits for nobody. ``is_audited``: intervals of it
     wait for their audit, and with more than a few it has to stop; each is decided within its deadlines, so nobody hides behind that.
     """
     if report is None or report.state != orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE:
         return False
     waits = is_audited or bool(report.held_back_by) or any(need.from_replica for need in report.needs)
-    return bool(lineage_of(report) - durable) or (not waits and bool(IntervalSet.span(0, num_due) - durable))
+    return bool(lineage_of(report) - durable) or (not waits and bool(own - durable))
 
 
 def _should_work(item: model_pb2.Assignment, report: orchestrator_pb2.ReplicaReport | None, record: NodeRecord | None) -> bool:

@@ -9,7 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
+from dcnr.units import Share, owned
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.audit_events import Bundle, People, Unshown
 from orchestrator.audits import AuditDesk
@@ -98,6 +100,27 @@ def test_who_claims_and_brings_nothing_is_found_out_and_others_take_its_place() 
 
 def test_who_does_nothing_and_waits_for_nobody_is_found_out() -> None:
     assert found_after(PATIENCE_S + 1, report(0), view(0))[0] == ["a"]
+
+
+def shared(brought: IntervalSet) -> ModelView:
+    """Two replicas learn it, and so much is named."""
+    made = view(0)
+    assert made.plan is not None
+    assert made.manifest is not None
+    made.plan.assignments[0].weight = 1.0
+    made.plan.assignments.add(replica="v.2", vnode="v", pnode_id="b", role=model_pb2.ROLE_CONTRIBUTOR, weight=1.0)
+    made.manifest.entries[0].working[0].lineage.CopyFrom(intervals_message(brought))
+    return made
+
+
+def test_a_primary_is_not_blamed_for_what_its_siblings_do_not_bring() -> None:
+    """It has learned and brought its whole share, waits for nobody, and another replica's deltas do not come."""
+    mine = owned(ReplicaId("v.1"), [Share(ReplicaId("v.1"), 1.0), Share(ReplicaId("v.2"), 1.0)], BATCHES, 1)
+    assert 0 < len(mine) < BATCHES
+    for learned, found in ((mine, []), (mine.first(len(mine) - 1), ["a"])):
+        said = report(0)
+        said.lineage.CopyFrom(intervals_message(learned))
+        assert found_after(PATIENCE_S + 1, said, shared(learned))[0] == found
 
 
 def test_who_waits_for_others_or_has_brought_everything_is_left_alone() -> None:
