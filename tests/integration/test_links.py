@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from dcnr import limits
 from dcnr.errors import NotFound, RemoteFault
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
+from dcnr.tensor import EncodedTensor, TensorHeader, tensor_digest
 from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode import sending
 from pnode.exchange import SILENCE_S
@@ -26,6 +28,7 @@ from pnode.sending import SendingExchange
 from pnode.spool import Frame, Spool
 from trust.identity import NodeKey
 from vnode import events as ev
+from vnode.signed_frames import FrameNumber, statement
 from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer
 
 
@@ -157,6 +160,33 @@ def test_a_signature_of_another_key_is_refused(tmp_path: Path) -> None:
             await r.send(1, np.ones((1, 1024), np.float32))
             await r.target.until(ev.EdgeDown)
             await r.until_told("bad_signature")
+
+    run(scenario)
+
+
+def test_bytes_exchanged_on_the_way_with_their_digest_are_not_what_was_signed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a relay would: the header says truly what comes, and the signature is over what was sent."""
+    sent: list[Frame] = []
+
+    def exchanged(frame: Frame) -> Frame:
+        sent.append(frame)
+        changed = _flipped(frame).encoded.payload
+        return _header(digest=tensor_digest(changed))(replace(frame, encoded=EncodedTensor(frame.encoded.header, changed)))
+
+    def as_sent(source: Peer, target: ReplicaId, number: FrameNumber, header: TensorHeader, step: int) -> bytes:
+        return statement(source, target, number, sent[-1].encoded.header, step)
+
+    monkeypatch.setattr(sending, "statement", as_sent)
+
+    async def scenario() -> None:
+        async with rig(tmp_path, alter=exchanged) as r:
+            await r.target.until(ev.EdgeUp)
+            await r.send(1, np.ones((1, 1024), np.float32))
+            await r.target.until(ev.EdgeDown)
+            await r.until_told("bad_signature")
+            assert not [event for event in r.target.events if isinstance(event, ev.FrameArrived)]
 
     run(scenario)
 
