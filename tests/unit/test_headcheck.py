@@ -1,4 +1,6 @@
-"""Goal: where a firewall drops what is sent to the store, heads are read from orchestrators first, and the store is waited for once in a while."""
+"""Goal: where a firewall drops what is sent to the store, heads are read from orchestrators first, and the store is waited for once in a while.
+Nothing but the head at the network's store is read by a grant, and no orchestrator's statement counts but another's fresh one about the model.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 
 from dataservice import keys
 from dataservice.addresses import AddressRule
-from dcnr.errors import DcnrError, TimedOut, Unavailable
+from dcnr.errors import Corrupt, DcnrError, Refused, TimedOut, Unavailable
 from dcnr.ids import NodeId
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from pnode import headcheck
@@ -42,6 +44,7 @@ class World:
         self.error: DcnrError | None = SLOW
         self.num_tried = self.num_asked = 0
         self.is_well = True
+        self.word = stated
         self.known = [(OTHER.node_id, ["o"])]
         orchestrators: Any = SimpleNamespace(known=lambda: self.known, connection=self._connection)
         self.check = HeadCheck(
@@ -71,8 +74,15 @@ class World:
         self.num_asked += 1
         if not self.is_well:
             raise Unavailable("away", code="no_orchestrator")
-        statement = model_pb2.HeadStatement(model=request.model, nonce=request.nonce, head=HEAD)
-        return orchestrator_pb2.ConfirmHeadResponse(statement=seal(identity_pb2.DOMAIN_HEAD_STATEMENT, statement, OTHER))
+        return orchestrator_pb2.ConfirmHeadResponse(statement=self.word(request))
+
+
+def stated(
+    request: orchestrator_pb2.ConfirmHeadRequest, head: identity_pb2.Envelope = HEAD, signer: NodeKey = OTHER, **changes: Any
+) -> identity_pb2.Envelope:
+    """What the other orchestrator answers, but for the changes."""
+    said = {"model": request.model, "nonce": request.nonce, "head": head} | changes
+    return seal(identity_pb2.DOMAIN_HEAD_STATEMENT, model_pb2.HeadStatement(**said), signer)
 
 
 Play = Callable[[Callable[[World], Awaitable[None]]], None]
@@ -134,3 +144,41 @@ def test_where_nobody_else_is_known_the_store_s_word_is_what_is_told(play: Play)
         assert (world.num_tried, world.num_asked) == (2, 0), "the claimant does not confirm itself"
 
     play(story)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"nonce": b"\0" * 32}, "bad_statement"), ({"signer": HOLDER}, "bad_statement"), ({"model": "other"}, "bad_statement"),
+        ({"head": seal(identity_pb2.DOMAIN_HEAD, model_pb2.Head(model="m", epoch=9, holder=OTHER.node_id), OTHER)}, "own_word"),
+    ],
+    ids=["of_earlier", "of_another_signer", "of_another_model", "about_its_own_term"],
+)  # fmt: skip
+def test_only_a_fresh_word_of_the_one_asked_about_another_confirms_a_term(play: Play, changes: dict[str, Any], code: str) -> None:
+    async def story(world: World) -> None:
+        world.word = lambda request: stated(request, **changes)
+        with pytest.raises(Corrupt) as refused:
+            await world.read()
+        assert refused.value.code == code
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://store.example:1/other/{keys.head('m')}?signed", f"http://store.example:1/b/{keys.head('other')}?signed",
+        f"http://store.example:2/b/{keys.head('m')}?signed", f"https://data.example/b/{keys.head('m')}?signed",
+        f"https://store.example:1/b/{keys.head('m')}?signed",
+        f"http://store.example:1/b/{keys.head('m')}?versionId=1&signed", f"http://store.example:1/b/{keys.head('m')}?partNumber=1&signed",
+        f"http://store.example:1/b/{keys.head('m')}?response-content-type=x", f"http://store.example:1/b/{keys.head('m')}?Range=bytes=0-1",
+    ],
+)  # fmt: skip
+def test_a_grant_for_anything_but_the_newest_head_at_the_network_s_store_is_refused(url: str) -> None:
+    """Each is a URL that this machine may read."""
+    rule = AddressRule(stores=("http://store.example:1", "http://store.example:2"), data_hosts=("data.example", "store.example:1"))
+    rule.check(url)
+    nobody: Any = SimpleNamespace(known=list)
+    with pytest.raises(Refused) as refused:
+        HeadCheck(policy=lambda: POLICY, orchestrators=nobody, rule=lambda: rule).granted("m", url)
+    assert refused.value.code == "bad_head_grant"
