@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import urllib3
 from orchestrator_parts import BATCHES, MODELS_WAIT_S, Worker, small_graph, stage
@@ -24,6 +25,7 @@ from dcnr.cli import errors
 from dcnr.errors import InvalidInput, Refused
 from dcnr.ids import digest_of
 from dcnr.rpc.connection import Connection
+from dcnr.rpc.errors import error_from_rpc
 from dcnr.sdk.client import connect_async
 from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
@@ -110,8 +112,8 @@ async def wire(
         await check_confirmed_head(owner, policy, key, pnodes[0])
         for worker in workers:
             worker.learn_all()
-        for worker, link in zip(workers, links, strict=True):
-            await record(worker, link, owner)
+        for worker, link, another in zip(workers, links, reversed(links), strict=True):
+            await record(worker, link, owner, another)
         view = await job_in(owner, model_pb2.JOB_STATE_COMPLETED)
         assert len(view.outcome.exits) == 2
         assert any(message.HasField("durable") for message in pnodes[0].heard)
@@ -228,8 +230,8 @@ async def typed(*arguments: str) -> str:
     return out.getvalue()
 
 
-async def record(worker: Worker, link: Connection, owner: Connection) -> None:
-    """Records the checkpoint of the worker's only replica until a manifest names it."""
+async def record(worker: Worker, link: Connection, owner: Connection, another: Connection) -> None:
+    """Records the checkpoint of the worker's only replica until a manifest names it: over the link of its PNode, not over another's."""
     [replica] = worker.reports
     model = await owner.call(OrchestratorServiceStub(owner.channel).GetModel, orchestrator_pb2.GetModelRequest(), timeout_s=10)
     manifest = model_pb2.Manifest.FromString(model.manifest.payload)
@@ -238,6 +240,9 @@ async def record(worker: Worker, link: Connection, owner: Connection) -> None:
     request = data_pb2.RecordCheckpointRequest(
         network_id=worker.policy.network_id, model="toy", job_id=JOB, checkpoint=checkpoint, commit=commit
     )
+    with pytest.raises(Refused) as refused:
+        await another.call(DataServiceStub(another.channel).RecordCheckpoint, request, timeout_s=10)
+    assert refused.value.code == "not_allowed"
     stub: Any = DataServiceStub(link.channel)
     while True:
         answer = await link.call(stub.RecordCheckpoint, request, timeout_s=10)
@@ -270,9 +275,16 @@ async def check_access(owner: Connection, link: Connection, worker: Worker) -> N
     with pytest.raises(InvalidInput):
         await link.call(stub.Grant, data_pb2.GrantRequest(items=[wrong]), timeout_s=10)
 
-    async def parts() -> Any:
+    async def parts(sent: bytes = data) -> Any:
         yield data_pb2.WriteRequest(item=mine)
-        yield data_pb2.WriteRequest(chunk=data)
+        yield data_pb2.WriteRequest(chunk=sent)
+
+    for sent, code in ((data[::-1], "wrong_digest"), (data[:-1], "wrong_size"), (data + b"!", "wrong_size")):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Write(parts(sent), metadata=link.metadata, timeout=10)
+        assert error_from_rpc(caught.value).code == code
+        answer = await link.call(stub.Grant, data_pb2.GrantRequest(items=[mine]), timeout_s=10)
+        assert not answer.grants[0].exists, "bytes that are not what was announced have no name"
 
     async def proxied() -> orchestrator_pb2.ProxyFigures:
         asked: Any = OrchestratorServiceStub(link.channel)
