@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dcnr.ids import NodeId
 from dcnr.v1 import model_pb2
 from pnode.authority import Accepted, Authority, Ignored, Source, Term, Unconfirmed
@@ -104,3 +106,23 @@ def test_a_signature_in_anothers_name_is_refused() -> None:
     verdict = state.offered(desired(A, 1, 5), B)
     assert isinstance(verdict, Ignored)
     assert verdict.code == "not_the_holder"
+
+
+@pytest.mark.parametrize(
+    "of_another", [{"pnode_id": B}, {"network_id": "8" * 40}, {"model": "other"}], ids=["pnode", "network", "model"]
+)
+def test_what_is_addressed_to_another_is_not_obeyed(of_another: dict[str, str]) -> None:
+    """Of the holder, in its term, newer than all before: but not said to this PNode about this model."""
+    state = authority()
+    state.head_read(head(A, 1), A, Source.OWN_GET)
+    said = desired(A, 1, 5)
+    assert isinstance(state.offered(said, A), Accepted)
+    for name, value in of_another.items():
+        setattr(said, name, value)
+    verdict = state.offered(said, A)
+    assert isinstance(verdict, Ignored)
+    assert verdict.code == "not_for_me"
+    assert isinstance(state.offered(desired(A, 2, 5), A), Unconfirmed)
+    said.epoch = 9
+    state.offered(said, A)
+    assert state.unconfirmed == (Term(2, A),), "nor does anything wait for a head on its account"

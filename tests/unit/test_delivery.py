@@ -6,9 +6,13 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
+
+import pytest
 
 from dataservice import keys
 from dataservice.memory import MemoryStore
+from dcnr.errors import Corrupt
 from dcnr.ports import ObjectInfo, StoredObject
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator import publishing
@@ -48,19 +52,40 @@ class CountingStore(MemoryStore):
         return await super().list(prefix, max_keys=max_keys, after=after)
 
 
+def network_of(key: NodeKey) -> NetworkPolicy:
+    """One whose orchestrator has that key."""
+    document = create_document(
+        NodeKey.generate(), name="n", now_wall=0.0, orchestrator_ids=[key.node_id], locality=identity_pb2.LOCALITY_SINGLE_HOST
+    )
+    return verify_chain([document])
+
+
+@pytest.mark.parametrize(
+    "changed", [{"pnode_id": STRAY}, {"plan_digest": "e" * 64}, {"sequence": 8}], ids=["pnode", "plan", "sequence"]
+)
+def test_what_lies_in_the_place_of_another_s_desired_state_is_not_handed_out(changed: dict[str, Any]) -> None:
+    """Whoever can write to the store may copy a signed one there."""
+    key, clock = NodeKey.generate(), Clock()
+    policy = network_of(key)
+    store = CountingStore(clock)
+    view = ModelView(
+        "m", model_pb2.Head(plan_digest=PLAN, plan_sequence=7), b"", hosted={NAMED: (model_pb2.Assignment(replica="v.1"),)}
+    )
+    fields = {"holder": key.node_id, "sequence": 7, "plan_digest": PLAN, "pnode_id": NAMED} | changed
+    state = model_pb2.DesiredState(network_id=policy.network_id, model="m", **fields)
+
+    async def story() -> None:
+        await store.put(keys.desired("m", PLAN, NAMED), sealed(identity_pb2.DOMAIN_DESIRED_STATE, state, key).data)
+        with pytest.raises(Corrupt) as refused:
+            await DesiredReader(store, lambda: policy, clock).of(view, NAMED)
+        assert refused.value.code == "wrong_desired"
+
+    asyncio.run(story())
+
+
 def test_one_answer_serves_all() -> None:
     key = NodeKey.generate()
-    policy = verify_chain(
-        [
-            create_document(
-                NodeKey.generate(),
-                name="n",
-                now_wall=0.0,
-                orchestrator_ids=[key.node_id],
-                locality=identity_pb2.LOCALITY_SINGLE_HOST,
-            )
-        ]
-    )
+    policy = network_of(key)
     clock = Clock()
     store = CountingStore(clock)
     head = model_pb2.Head(plan_digest=PLAN, plan_sequence=7)
