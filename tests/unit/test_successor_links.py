@@ -12,6 +12,7 @@ import pytest
 from merges_rig import config
 from test_merge_desk import NETWORK, StoppedClock
 
+from dcnr.errors import Refused, Stale
 from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
 from pnode.chain import CommitChain, Standing
@@ -19,6 +20,7 @@ from pnode.host import ReplicaHost
 from pnode.hosted import Fixed, Neighbours
 from pnode.no_books import NoBooks
 from pnode.pace import Pace
+from pnode.successor_links import MAX_UNPLANNED
 from trust.identity import NodeKey
 from vnode import events as ev
 from vnode.core import ReplicaCore
@@ -128,6 +130,45 @@ def test_who_comes_from_the_right_pnode_before_the_plan_is_not_disturbed_by_it(t
         host.post(ev.WindowHeard(0.0, link, 2, TRAIN_LANE, 4))
         await handled()
         assert (early.closed, early.sent) == ("", [(TRAIN_LANE, 0, Mode.TRAIN)])
+        await host.release(hand_over=False)
+        await running
+
+    thread = ThreadPoolExecutor(1)
+    try:
+        asyncio.run(story())
+    finally:
+        thread.shutdown()
+
+
+def refusal(host: ReplicaHost, target: Peer, pnode_id: str, way: Heard) -> str:
+    """The code with which that way is refused; "" where it is not."""
+    try:
+        host.attach(target, pnode_id, way)
+    except (Refused, Stale) as refused:
+        return refused.code
+    return ""
+
+
+def test_ways_that_are_nobody_s_to_have_are_refused_with_the_reason(tmp_path: Path) -> None:
+    """Of a VNode that reads nothing here, from another PNode than the plan's, of an earlier life, and of more made-up names than a plan may be ahead."""
+
+    async def story() -> None:
+        host = hosted(learned_one(), tmp_path, thread)
+        running = asyncio.ensure_future(host.run())
+        host.plan(around(b_6=HONEST))
+        honest, again = Heard(), Heard()
+        assert refusal(host, Peer(FIRST, 3), HONEST, honest) == ""
+        assert refusal(host, Peer(ReplicaId("c.0"), 1), HONEST, Heard()) == "no_successor"
+        assert refusal(host, Peer(FIRST, HUGE), STRANGER, Heard()) == "wrong_pnode"
+        assert refusal(host, Peer(FIRST, 2), HONEST, Heard()) == "stale_incarnation"
+        assert honest.closed == ""
+        assert refusal(host, Peer(FIRST, 4), HONEST, again) == ""
+        assert (honest.closed, again.closed) == ("replaced", "")
+        strangers = [
+            refusal(host, Peer(ReplicaId(f"b.{number}"), 1), STRANGER, Heard()) for number in range(100, 101 + MAX_UNPLANNED)
+        ]
+        assert strangers == [""] * MAX_UNPLANNED + ["too_many_unplanned"]
+        assert refusal(host, Peer(FIRST, 5), HONEST, Heard()) == "", "whoever is planned finds room"
         await host.release(hand_over=False)
         await running
 
