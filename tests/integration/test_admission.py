@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from orchestrator_parts import stage
+from orchestrator_parts import BATCHES, stage
 from runtime_rig import CLOCK, JOB, MAINTAINER, MODEL, World
 
 from dataservice import keys
@@ -20,6 +21,9 @@ from orchestrator.admission import admit
 from trust.amendment import Changes, amend
 from trust.envelope import digest_of_envelope, seal
 from trust.folding import AUDITS_DRAWN
+from trust.network import draft_successor, sign_document
+
+WALL_MS = 1_800_000_000_000
 
 
 @pytest.mark.parametrize(("audits", "is_cleared"), [(AUDITS_DRAWN, False), (AUDITS_DRAWN, True), ("none", False)])
@@ -93,5 +97,52 @@ def test_a_job_on_data_that_its_graph_was_not_made_for_is_refused(field: str, sp
             await admit(wish, policy=made.policy, store=made.store, loader=made.orchestrators[0].runtime.loader, wall_unix_ms=0)
         assert refused.value.details["field"] == named
         assert made.store.peek(keys.job_request(MODEL, JOB)) is None
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"model": "other"}, "wrong_model"), ({"num_batches": BATCHES + 1}, "wrong_num_batches"), ({"dataset_name": "other"}, "wrong_dataset"),
+        ({"num_batches": 0}, "bad_request"), ({"unit_batches": 0}, "bad_request"), ({"expires_unix_ms": WALL_MS}, "request_expired"),
+    ],
+)  # fmt: skip
+def test_a_request_that_does_not_fit_what_it_names_is_refused(changes: dict[str, Any], code: str) -> None:
+    async def story() -> None:
+        made = World(1, 0)
+        loader = made.orchestrators[0].runtime.loader
+        envelope = await stage(made.store, made.policy, MAINTAINER, MODEL, CLOCK, JOB)
+        request = model_pb2.JobRequest.FromString(envelope.payload)
+        found = await made.store.get(keys.dataset_manifest("toy", request.dataset_digest), max_bytes=1 << 20)
+        await made.store.put(keys.dataset_manifest("other", request.dataset_digest), found.data)
+        for name, value in changes.items():
+            setattr(request, name, value)
+        wish = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER)
+        with pytest.raises(InvalidInput) as refused:
+            await admit(wish, policy=made.policy, store=made.store, loader=loader, wall_unix_ms=WALL_MS)
+        assert refused.value.code == code
+        assert made.store.peek(keys.job_request(request.model, JOB)) is None
+        assert not (await admit(envelope, policy=made.policy, store=made.store, loader=loader, wall_unix_ms=WALL_MS))[1]
+
+    asyncio.run(story())
+
+
+def test_no_vnode_has_more_state_than_the_network_document_allows() -> None:
+    async def story() -> None:
+        made = World(1, 0)
+        loader = made.orchestrators[0].runtime.loader
+        wish = await stage(made.store, made.policy, MAINTAINER, MODEL, CLOCK, JOB)
+        largest = max(cost.state_bytes for cost in (await loader.job_from_bytes(wish.SerializeToString(deterministic=True))).costs)
+        for max_bytes in (largest - 1, largest):
+            draft = draft_successor(made.policy)
+            draft.max_vnode_state_bytes = max_bytes
+            policy = made.policy.successor([*made.policy.history, sign_document(draft, MAINTAINER)])
+            if max_bytes < largest:
+                with pytest.raises(Refused) as refused:
+                    await admit(wish, policy=policy, store=made.store, loader=loader, wall_unix_ms=0)
+                assert refused.value.code == "vnode_too_large"
+                assert made.store.peek(keys.job_request(MODEL, JOB)) is None
+        assert not (await admit(wish, policy=policy, store=made.store, loader=loader, wall_unix_ms=0))[1]
 
     asyncio.run(story())

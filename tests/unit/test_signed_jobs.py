@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from pnode.provision import Provisioner
 from pnode.snapshots import Shelf
 from trust.envelope import seal
 from trust.identity import NodeKey
-from trust.network import create_document, verify_chain
+from trust.network import NetworkPolicy, create_document, verify_chain
 from vnode.registry import default_registry
 
 MAINTAINER, HOLDER = NodeKey.generate(), NodeKey.generate()
@@ -107,3 +108,46 @@ def test_a_job_that_is_known_has_its_data_set_manifest_on_the_disk_for_whoever_r
         assert await mine.job(wanted, reads_data=False) is first
 
     asyncio.run(story())
+
+
+def network(**limits: Any) -> NetworkPolicy:
+    """Whose document sets these limits."""
+    document = create_document(MAINTAINER, name="test", now_wall=1_700_000_000.0, orchestrator_ids=[HOLDER.node_id], **limits)
+    return verify_chain([document])
+
+
+def test_a_signed_job_is_hosted_only_within_the_limits_of_the_network_document(tmp_path: Path) -> None:
+    """Documents change while jobs run, and not every orchestrator admits by the same one."""
+    graph, data = graph_of(0.1), b"the data set's manifest"
+
+    def hosted(policy: NetworkPolicy) -> int:
+        """Bytes of state of its only VNode."""
+        request = model_pb2.JobRequest(
+            network_id=policy.network_id,
+            model="m",
+            job_id="j",
+            graph_digest=digest_of(graph),
+            dataset_name="toy",
+            dataset_digest=digest_of(data),
+        )
+        envelope = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER).SerializeToString(deterministic=True)
+        objects = {digest_of(one): one for one in (envelope, graph, data)}
+
+        async def fetch(ref: data_pb2.ObjectRef, max_bytes: int) -> Path:
+            path = tmp_path / ref.digest
+            path.write_bytes(objects[check_digest(ref.digest)])
+            return path
+
+        mine = Provisioner(policy=lambda: policy, registry=default_registry(), fetch=fetch, shelf=Shelf(tmp_path))
+        job = asyncio.run(mine.job(model_pb2.DesiredState(model="m", job_id="j", request_digest=digest_of(envelope))))
+        return mine.cost(job, "v").state_bytes
+
+    needed = hosted(network(components=["linear"]))
+    assert hosted(network(max_vnode_state_bytes=needed)) == needed
+    for limits, code in (
+        ({"components": ["mean_pool"]}, "component_not_allowed"),
+        ({"max_vnode_state_bytes": needed - 1}, "vnode_too_large"),
+    ):
+        with pytest.raises(Refused) as refused:
+            hosted(network(**limits))
+        assert refused.value.code == code
