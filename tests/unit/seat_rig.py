@@ -108,11 +108,12 @@ class World:
         self.store[digest_of(data)] = data
         return digest_of(data)
 
-    def manifest(self, state: bytes, parent: str, signer: NodeKey = HOLDER, **changes: Any) -> str:
+    def manifest(self, state: bytes, parent: str, signer: NodeKey = HOLDER, graph: str = "", **changes: Any) -> str:
         checkpoint = model_pb2.Checkpoint(vnode="a", digest=self.put(state), size_bytes=len(state), job_id=JOB)
         cleared = checkpoint if self.policy.audits_drawn else None
         body = model_pb2.Manifest(
-            network_id=self.policy.network_id, model=MODEL, parent_digest=parent, holder=signer.node_id, graph_digest=graph_digest(GRAPH),
+            network_id=self.policy.network_id, model=MODEL, parent_digest=parent, holder=signer.node_id,
+            graph_digest=graph or graph_digest(GRAPH),
             entries=[model_pb2.ManifestEntry(vnode="a", working=[checkpoint], cleared=cleared)], number=1, **changes,
         )  # fmt: skip
         envelope = seal(identity_pb2.DOMAIN_MANIFEST, body, signer)

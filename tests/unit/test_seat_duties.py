@@ -81,12 +81,19 @@ def test_a_wish_counts_when_a_confirmed_head_names_who_sent_it(tmp_path: Path) -
     play(world, scenario)
 
 
+def of_another_graph(world: World) -> str:
+    """A manifest on the chain, of states that the graph which maintainers signed does not have."""
+    world.head = world.manifest(b"other", world.second, graph="f" * 64)
+    return world.head
+
+
 @pytest.mark.parametrize(
     ("wish", "reason"),
     [
         (lambda world: world.wish(world.manifest(b"elsewhere", world.first), "a"), "not_on_chain"),
         (lambda world: world.wish(world.first, "b"), "no_state"),
         (lambda world: world.wish(world.first, "a", cleared=True), "no_state"),
+        (lambda world: world.wish(of_another_graph(world), "a"), "unsigned_job"),
     ],
 )
 def test_what_the_chain_does_not_name_is_not_loaded(
