@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dcnr.errors import Refused, Stale
 from dcnr.intervals import IntervalSet
+from orchestrator.accounts import FINDINGS
 from orchestrator.audit_case import AUDIT_S, CHALLENGE_S, LONGEST_CHALLENGE_S, LOOK_S, MAX_DOUBLED
 from orchestrator.audit_events import (
     Bundle,
@@ -159,6 +160,10 @@ class Desks(RuleBasedStateMachine):
             for forged in (replace(report, auditor="n5"), replace(report, task_id="0" * 32)):
                 with pytest.raises(Refused):
                     self.desk.reported(forged, self.now_s)
+            if word in FINDINGS:
+                for elsewhere in (replace(report, interval="f" * 64), replace(report, bundle="c" * 64)):
+                    with pytest.raises((Refused, Stale)):
+                        self.desk.reported(elsewhere, self.now_s)
             self.hears(report)
 
     @precondition(lambda self: self.records)

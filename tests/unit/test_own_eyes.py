@@ -11,7 +11,7 @@ import pytest
 from dataservice import keys
 from dataservice.memory import MemoryStore
 from dcnr import limits
-from dcnr.errors import Corrupt, Unavailable
+from dcnr.errors import Corrupt, Refused, Unavailable
 from dcnr.ids import digest_of
 from dcnr.ports import StoredObject
 from dcnr.system import SystemClock
@@ -75,6 +75,26 @@ class Rig:
         with pytest.raises(Unavailable) as failed:
             self.look()
         assert failed.value.code == "disk_trouble"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"network_id": "other"}, {"model": "other"}, {"vnode": "b"}], ids=["network", "model", "vnode"]
+)
+def test_a_fault_record_counts_for_what_its_place_says_alone(tmp_path: Path, changes: dict[str, str]) -> None:
+    """It holds true elsewhere, where it was found, and is brought under a place of another's."""
+    rig, place = Rig(tmp_path), {"network_id": "n", "model": MODEL, "vnode": VNODE}
+    store = MemoryStore(SystemClock(), random.Random(1))
+    eyes = OwnEyes(store, "n", tmp_path, rig.verifier)
+
+    def read(**said: str) -> model_pb2.FaultRecord:
+        data = model_pb2.FaultRecord(**said).SerializeToString()
+        store.rewind(keys.evidence(MODEL, VNODE, digest_of(data)), data)
+        return asyncio.run(eyes.record(MODEL, VNODE, digest_of(data)))[0]
+
+    assert read(**place) == model_pb2.FaultRecord(**place)
+    with pytest.raises(Refused) as refused:
+        read(**place | changes)
+    assert refused.value.code == "wrong_place"
 
 
 def test_what_is_large_is_brought_in_pieces_and_checked_as_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
