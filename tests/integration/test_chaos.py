@@ -104,9 +104,9 @@ def links_lacking() -> str:
 
 
 def test_links_delay_lose_and_are_cut_and_healed() -> None:
-    """With root, /dev/net/tun and cc; without, what is missing is said."""
-    if links_lacking():
-        return
+    """With root, /dev/net/tun and cc; without, what is missing is said, and the test is told as not run."""
+    if why := links_lacking():
+        pytest.skip(f"emulated links need {why}")
     with namespaces.Machines(2, profile="home") as two:
         for address in (two.address(1), two.host):
             assert 2 * (40 - 2) <= two.round_trip_ms(0, address) < 4 * 40
@@ -148,8 +148,8 @@ with socket.socket(type=socket.SOCK_DGRAM) as one:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_links_of_a_run_that_is_ended_are_gone(number: signal.Signals) -> None:
     """By itself, or, where nothing could be done any more, by the router's own end and a command."""
-    if links_lacking():
-        return
+    if why := links_lacking():
+        pytest.skip(f"emulated links need {why}")
     program = """
 import signal
 from benchmarks.namespaces import Machines
