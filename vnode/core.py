@@ -87,9 +87,9 @@ class ReplicaCore:
         return out
 
     def _is_quiet(self, event: Event) -> bool:
-        """Whether no set of batches depends on what this event changes: time, the horizon, and the floor, which holds back only sources."""
+        """Whether no set of batches depends on what this event changes: time, the horizon, and a floor where it neither holds a source back nor gives place."""
         is_quiet = isinstance(event, ev.Tick | ev.HeadSeen | NetworkTime) or (
-            isinstance(event, ev.AckHeard) and not self._config.is_source
+            isinstance(event, ev.AckHeard) and not self._config.is_source and not self._training.is_asked_again
         )
         return is_quiet and bool(self._work)
 

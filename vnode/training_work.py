@@ -40,6 +40,11 @@ class TrainingWork:
             self._last = (given, lane_work(self._config, TRAIN_LANE, lowest_intervals(missing), again, held_back, late))
         return self._last[1]
 
+    @property
+    def is_asked_again(self) -> bool:
+        """Whether successors lack what was learned here before: what of it the spool would hold on to depends on their floors."""
+        return self._again is not None and bool(self._again[1])
+
     def forget(self) -> None:
         """The next one is looked for anew."""
         self._again = self._last = None

@@ -155,6 +155,18 @@ def test_who_contradicts_itself_takes_no_place_in_the_spool_from_others(says_dur
     assert (set(story.sent), set(story.learned)) == (set(range(num)), set(range(num)))
 
 
+def test_who_takes_back_how_far_it_stands_is_served_from_then_on() -> None:
+    """A successor that was restored asks for what it lacks, and says only then how far back it stands: nothing else need happen."""
+    story = played(LEARNED, takes=False, spool_batches=16, input_edges=frozenset(), num_batches=100)
+    story.ask(IntervalSet.span(0, 100), end=100)
+    story.run(500)
+    before = story.core._work[TRAIN_LANE].forward_only
+    story.tell(ev.AckHeard(0.0, 1, 2, 0, 50, VNodeId("next")))
+    story.run(500)
+    assert story.core._work[TRAIN_LANE].forward_only != before
+    assert story.core._work[TRAIN_LANE].forward_only.lowest() == 50
+
+
 def test_what_is_asked_for_now_stays_in_the_spool_though_it_is_durable() -> None:
     """A need that came just before the word that takes back what was durable: what lies there need not be computed again."""
     story = played(NONE, num_batches=8)
