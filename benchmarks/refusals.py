@@ -29,7 +29,7 @@ Removal = tuple[int, str, Callable[[], object]]
 
 def run(options: Options) -> Result:
     """Every refusal of the modules that have tests of their own; rounds change nothing."""
-    result = Result("refusals", "Refusals that no test would miss", {"package": PACKAGE})
+    result = Result("refusals", f"Refusals of `{PACKAGE}` that no test would miss", {"package": PACKAGE})
     modules = [path for path in sorted((ROOT / PACKAGE).glob("*.py")) if tests_of(path.stem)]
     everything = [
         one
@@ -53,7 +53,7 @@ def conclude(result: Result) -> None:
         result.medians[module] = {"refusals": len(rows), "missed": sum(row["killed"] for row in rows)}
     unnoticed = [row for row in result.rounds if not row["killed"] and (row["module"], row["what"]) not in UNNOTICED]
     result.ratios["refusals"] = len(result.rounds)
-    result.targets.append(Target("refusals that no test misses", len(unnoticed), 0, "", at_least=False))
+    result.targets.append(Target(f"refusals of `{PACKAGE}` that no test misses", len(unnoticed), 0, "", at_least=False))
     result.notes += [f"{module}: {what}: {why}" for (module, what), why in UNNOTICED.items()]
 
 
