@@ -127,6 +127,12 @@ def can_take(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, load
     return _obstacle(board, cost, role, load, _siblings(board, cost), _needed(board, cost)) is Obstacle.NONE
 
 
+def lacks_room(board: Board, cost: StageCost, load: Load) -> bool:
+    """Whether a primary has no place there only for what sits there."""
+    obstacle = _obstacle(board, cost, model_pb2.ROLE_PRIMARY, load, _siblings(board, cost), _needed(board, cost))
+    return obstacle in (Obstacle.MEMORY, Obstacle.DISK, Obstacle.FULL)
+
+
 def cannot_share(board: Board, cost: StageCost) -> str:
     """Why the VNode's only replica cannot have a sibling; empty if it can."""
     seats = board.seats[cost.vnode]

@@ -22,12 +22,16 @@ from orchestrator.costs import StageCost
 from orchestrator.displacing import displaced
 from orchestrator.filling import fill, is_finished, say_short
 from orchestrator.growth import grow, improve
+from orchestrator.making_way import make_way
 from orchestrator.moving import follow_moves, new_place
 from orchestrator.offers import PlanPolicy, PlanRequest
 from orchestrator.placement import Rejections, best, cannot_share, is_only_copy, last_resort, make_room, scored
 from orchestrator.spreading import begin_even, even_out, idle_nodes, spread
 from orchestrator.succession import Loss, follow, heir, keep, weakest
 from orchestrator.writing import PlanWriter, shape_of
+
+_Beginning = tuple[Board, Rejections, list[str]]
+"""A board, why others were not taken, and the VNodes that wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class Planner:
         losses += displaced(board)
         rejections = Rejections(len(request.stages))
         waiting = _decide(board, losses, rejections)
+        if waiting and not request.goes_on:
+            board, rejections, waiting = _begun_anew(request, self._policy, (board, rejections, waiting))
         rows, changed = writer.rewrite(board)
         _check(rows, board.touched, waiting)
         plan = writer.plan(board, rejections, waiting)
@@ -121,18 +127,39 @@ def _check(rows: Sequence[model_pb2.Assignment], vnodes: Iterable[str], waiting:
         raise InvariantBroken(f"a plan forgets {sorted(missing)}", code="bad_plan")
 
 
-def _decide(board: Board, losses: Sequence[Loss], rejections: Rejections) -> list[str]:
-    """Who sits where. Returns the VNodes that wait."""
+def _begun_anew(request: PlanRequest, policy: PlanPolicy, found: _Beginning) -> _Beginning:
+    """A job's first plan with fewer VNodes that wait, if one is found: those that waited are placed first, until they are the same again.
+
+    Nothing is placed yet, so nobody is disturbed. Where the nodes lend less than everything takes one try is enough.
+    """
+    first: frozenset[str] = frozenset()
+    if sum(cost.memory_bytes for cost in request.stages) > sum(
+        load.offer.memory_bytes for load in found[0].loads.values() if load.is_open
+    ):
+        return found
+    fewest = found
+    while found[2] and not first.issuperset(found[2]):
+        first |= frozenset(found[2])
+        board, rejections = Board(request, policy), Rejections(len(request.stages))
+        found = board, rejections, _decide(board, (), rejections, first)
+        fewest = min(fewest, found, key=lambda one: len(one[2]))
+    return fewest
+
+
+def _decide(board: Board, losses: Sequence[Loss], rejections: Rejections, first: frozenset[str] = frozenset()) -> list[str]:
+    """Who sits where. Returns the VNodes that wait. ``first``: VNodes that are placed before all others, the largest first."""
     request = board.request
     by_vnode = {loss.assignment.vnode: loss for loss in losses if loss.assignment.role == model_pb2.ROLE_PRIMARY}
     waiting: list[str] = []
-    for cost in board.open_questions():
+    for cost in sorted(
+        board.open_questions(), key=lambda cost: (cost.vnode not in first, -cost.memory_bytes * (cost.vnode in first))
+    ):
         loss = by_vnode.get(cost.vnode)
         if board.primary(cost.vnode) is None and not _give_primary(board, cost, loss, rejections):
             waiting.append(cost.vnode)
             if loss is not None and _may_wait(board, loss):
                 board.away[cost.vnode] = _away(loss.assignment)
-    if waiting:
+    if waiting and (waiting := make_way(board, waiting)):
         say_short(board, rejections, "until every VNode has a primary")
         return waiting
     has_new_standby = fill(board, rejections)
