@@ -76,6 +76,8 @@ class Case:
     """Since when nobody is found who may audit it; 0: somebody was, or nobody was looked for."""
     blind_s: float = 0.0
     """When a verifier that was asked first said nothing."""
+    num_held: int = 0
+    """Batches that the VNode has with the checkpoint that brought it; 0: it was left aside."""
     num_late: int = 0
     is_repeated: bool = False
     """Whether the verifier repeats it whatever the auditor says, which nobody can tell."""

@@ -17,7 +17,8 @@ from orchestrator.chain import Chain
 from orchestrator.checkpoints import Judged
 from orchestrator.verdicts import MAX_RETRACTED, Taken, gone_back_to
 from trust.folding import STANDING
-from trust.ledger import Interval, Ledger, Named, Verdict
+from trust.layers import updated
+from trust.ledger import CLEAR, Interval, Ledger, Named, Verdict
 
 Draw = Callable[[Contribution, int], Verdict]
 """Of a new interval, and of how many batches the checkpoint that brings it has."""
@@ -75,22 +76,31 @@ def audited_manifest(
     if manifest is None:
         return outcome
     after = _ledger_after(ledger, outcome.accepted, continued, manifest.contributions)
-    records = {Digest(digest): record_from_proto(one) for digest, one in chain.checkpoints.items()}
-    records |= {one.digest: one for one in outcome.accepted}
-    entries = {vnode: _cleared(entry, after, vnode, records, parent.condemned) for vnode, entry in manifest.entries.items()}
+    fresh, doomed, known = (
+        {one.digest: one for one in outcome.accepted},
+        frozenset(parent.condemned),
+        _known_cleared(chain, after, manifest),
+    )
+
+    def record_of(digest: Digest) -> CheckpointRecord | None:
+        named = chain.checkpoints.get(digest)
+        return None if digest in doomed else fresh.get(digest) or (record_from_proto(named) if named is not None else None)
+
+    entries = {vnode: _cleared(entry, after, vnode, record_of, known.get(vnode, 0)) for vnode, entry in manifest.entries.items()}
     return replace(outcome, manifest=replace(manifest, entries=entries))
 
 
 def _continued(ledger: Ledger, judged: Judged, unjudged: frozenset[str]) -> _Continued | str:
     """Where it goes on from, or why it cannot be named. ``unjudged``: PNodes with open intervals that were left aside before."""
     line = ledger.lines.get(judged.checkpoint.vnode, ())
-    at = next((place for place, one in enumerate(line) if one.digest == judged.base), None)
+    at = next((place for place in range(len(line) - 1, -1, -1) if line[place].digest == judged.base), None)
     if at is None:
         return "retracted"
     names = {one.interval for one in judged.contributions}
     while at + 1 < len(line) and names.issuperset(line[at + 1].intervals):
         at += 1
-    held = {name for one in line[: at + 1] for name in one.intervals}
+    known_names = {one.interval for one in judged.contributions if one.interval in ledger.intervals}
+    held = known_names and {name for one in line[: at + 1] for name in one.intervals}
     brings = tuple(one for one in judged.contributions if one.interval not in held)
     known = [ledger.intervals[one.interval] for one in brings if one.interval in ledger.intervals]
     if any(one.verdict not in STANDING for one in known):
@@ -149,10 +159,12 @@ def _without_lost(parent: Manifest, chain: Chain, ledger: Ledger, rules: Rules) 
     entries, lines, gone = dict(parent.entries), dict(ledger.lines), list[Digest]()
     for vnode, entry in parent.entries.items():
         kept = without(entry, rules.lost, rules.first.get(vnode))
+        entries[vnode] = kept
+        if kept is entry or kept == entry:
+            continue
         line = lines.get(vnode, ())
         place = next((at for at, one in enumerate(line) if kept.working and one.digest == kept.working[0].digest), None)
-        entries[vnode] = kept
-        if kept != entry and place is not None:
+        if place is not None:
             gone += [Digest(one.digest) for one in line[place + 1 :]]
             lines[vnode] = line[: place + 1]
     if not gone:
@@ -167,27 +179,38 @@ def _retracted(parent: Manifest, gone: Sequence[Digest]) -> tuple[Digest, ...]:
 def _ledger_after(
     ledger: Ledger, accepted: Sequence[CheckpointRecord], continued: Mapping[Digest, _Continued], told: Sequence[Contribution]
 ) -> Ledger:
-    lines, intervals = dict(ledger.lines), dict(ledger.intervals)
+    lines, fresh = dict(ledger.lines), dict[str, Interval]()
     for one in told:
-        if one.interval not in intervals:
-            intervals[one.interval] = Interval(
-                one.interval, len(intervals), one.vnode, one.replica, one.pnode_id, one.batches, Verdict(one.verdict)
+        if one.interval not in ledger.intervals and one.interval not in fresh:
+            number = len(ledger.intervals) + len(fresh)
+            fresh[one.interval] = Interval(
+                one.interval, number, one.vnode, one.replica, one.pnode_id, one.batches, Verdict(one.verdict)
             )
     for record in accepted:
         found = continued[record.digest]
         names = tuple(one.interval for one in found.brings)
         lines[record.vnode] = (*lines[record.vnode][: found.at + 1], Named(record.digest, names))
-    return Ledger(lines, intervals)
+    return Ledger(lines, updated(ledger.intervals, fresh))
 
 
-def _cleared(
-    entry: Entry, ledger: Ledger, vnode: str, records: Mapping[Digest, CheckpointRecord], condemned: Sequence[Digest]
-) -> Entry:
-    """With the newest cleared checkpoint whose object stays in the store."""
+def _known_cleared(chain: Chain, after: Ledger, manifest: Manifest) -> dict[str, int]:
+    """By VNode: of so many checkpoints the chain says that they are cleared, and this manifest says nothing else: what a day of them says is not read again."""
+    doubtful = {
+        one.vnode for one in manifest.contributions if Verdict(one.verdict) not in CLEAR and one.interval in chain.ledger.intervals
+    }
+    known: dict[str, int] = {}
+    for vnode, count in chain.chronicle.cleared.items():
+        line, before = after.lines.get(vnode, ()), chain.ledger.lines[vnode]
+        goes_on = 0 < count <= len(line) and line[count - 1] is before[count - 1]
+        known[vnode] = count if goes_on and vnode not in doubtful else 0
+    return known
+
+
+def _cleared(entry: Entry, ledger: Ledger, vnode: str, record: Callable[[Digest], CheckpointRecord | None], known: int) -> Entry:
+    """With the newest cleared checkpoint whose object stays in the store. ``known``: so many are known to be cleared."""
     line = ledger.lines.get(vnode, ())
-    doomed = set(condemned)
-    for one in reversed(line[: ledger.num_cleared(vnode)] if line else ()):
-        found = records.get(Digest(one.digest))
-        if found is not None and found.digest not in doomed:
+    for at in range(ledger.num_cleared(vnode, known) - 1 if line else -1, -1, -1):
+        found = record(Digest(line[at].digest))
+        if found is not None:
             return replace(entry, cleared=found)
     return entry

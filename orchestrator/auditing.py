@@ -44,7 +44,7 @@ from orchestrator.signal import Signal
 from orchestrator.standings import judgement_of
 from orchestrator.view import JobFacts, ModelView
 from trust.envelope import seal
-from trust.ledger import Ledger, Verdict
+from trust.ledger import Verdict
 from trust.separation import Separation
 from trust.standing import Standing, begun
 
@@ -306,10 +306,7 @@ class Auditing:
             self._group.create_task(self._remember(self._memory))
         if view.head.manifest_digest != self._manifest:
             self._manifest = view.head.manifest_digest
-            counts = {one.name for one in view.chain.to_judge()}
-            ledger = view.chain.ledger
-            audited = {name: one for name, one in ledger.intervals.items() if one.verdict is not Verdict.OPEN or name in counts}
-            self._desk.chronicle(Ledger(ledger.lines, audited), now_s)
+            self._desk.chronicle(view.chain.audited(), now_s, frozenset(one.name for one in view.chain.to_judge()))
 
     def _task_id(self) -> str:
         return self._shared.random_bytes(TASK_ID_BYTES).hex()

@@ -81,7 +81,6 @@ class AuditDesk:
         self._people = People()
         self._cases: dict[str, Case] = {}
         self._ledger = Ledger({}, {})
-        self._held: dict[str, int] = {}
         """Of each interval that counts: batches of its VNode by then."""
         self._tasks: dict[str, str] = {}
         """The interval of each audit under way, by task."""
@@ -103,21 +102,21 @@ class AuditDesk:
 
     # What happened
 
-    def chronicle(self, ledger: Ledger, now_s: float) -> None:
-        """A manifest is under the head: what it says is open is audited, what it says is judged is done."""
-        self._ledger, self._held = ledger, ledger.num_held()
-        opened = {name for name, one in ledger.intervals.items() if one.verdict is Verdict.OPEN}
+    def chronicle(self, ledger: Ledger, now_s: float, known: frozenset[str] | None = None) -> None:
+        """A manifest is under the head: what it says is open is audited, what it says is judged is done. ``known``: all that is open, if that is known."""
+        self._ledger = ledger
+        opened = known if known is not None else frozenset(n for n, one in ledger.intervals.items() if one.verdict is Verdict.OPEN)
         for name in self._cases.keys() - opened:
             self._close(name)
         for name in sorted(opened - self._cases.keys(), key=lambda name: ledger.intervals[name].number):
             bundle = self._bundles.of(name)
             case = self._cases[name] = Case(ledger.intervals[name], now_s, now_s if bundle else now_s + CHALLENGE_S, bundle)
-            case.is_repeated = name in self._again
+            case.is_repeated, case.num_held = name in self._again, ledger.num_held(case.interval)
         accused = {case.interval.pnode_id for case in self._cases.values()}
         self._served = {name: at for name, at in self._served.items() if name in accused}
         self._again = {name: one for name, one in self._again.items() if self._verdict(name) in REOPENED}
         self._found = {name: one for name, one in self._found.items() if self._verdict(name) not in NOT_FOR_STORIES}
-        for name in sorted(self._unnamed.keys() & ledger.intervals.keys()):
+        for name in sorted(name for name in self._unnamed if name in ledger.intervals):
             self.equivocated([name], self._unnamed.pop(name))
         self._advance(now_s)
 
@@ -350,7 +349,7 @@ class AuditDesk:
         """Decides the case, or asks whoever is still needed; returns how many were looked for."""
         people = self._people
         waits = bool(people.verifiers) and not (case.word_s and now_s >= case.word_s + GIVE_UP_S)
-        ends = waits and is_last(case.interval.batches, self._held.get(case.interval.name, 0), people.num_batches)
+        ends = waits and is_last(case.interval.batches, case.num_held, people.num_batches)
         others = max(LAST_AUDITORS if ends else 1, people.redundancy.get(case.interval.vnode, 1) - 1)
         gives_up = bool(case.blind_s) and now_s >= case.blind_s + GIVE_UP_S
         found = weighed(case, can_look=bool(people.verifiers), wanted=others, gives_up=gives_up)

@@ -16,6 +16,7 @@ from dcnr import limits
 from dcnr.errors import Corrupt
 from dcnr.v1 import model_pb2
 from trust.folding import AUDITS_DRAWN, Chronicle, Folding, Told
+from trust.layers import Layers
 from trust.ledger import MAX_UNCLEARED, Interval, Ledger, Verdict
 
 MAX_CHAIN: Final = 4_000_000
@@ -59,8 +60,9 @@ class Chain:
     def open_intervals(self) -> tuple[Interval, ...]:
         """Those that wait for their audit and are part of a checkpoint that counts, oldest first."""
         if not self._open:
-            ledger = self.ledger
-            names = {name for line in ledger.lines.values() for one in line for name in one.intervals}
+            ledger, names = self.ledger, self.chronicle.open
+            if names is None:
+                names = frozenset(name for line in ledger.lines.values() for one in line for name in one.intervals)
             found = (ledger.intervals[name] for name in names)
             self._open.append(tuple(sorted((one for one in found if one.verdict is Verdict.OPEN), key=lambda one: one.number)))
         return self._open[0]
@@ -79,6 +81,14 @@ class Chain:
         num = Counter((one.pnode_id, one.vnode) for one in self.to_judge())
         return frozenset(who for who, count in num.items() if count > MAX_TO_JUDGE)
 
+    def audited(self) -> Ledger:
+        """The ledger without open intervals that nobody is to judge."""
+        ledger, lost = self.ledger, self.chronicle.lost
+        if self.chronicle.open is None:
+            counts = {one.name for one in self.to_judge()}
+            lost = frozenset(name for name, one in ledger.intervals.items() if one.verdict is Verdict.OPEN and name not in counts)
+        return Ledger(ledger.lines, {name: one for name, one in ledger.intervals.items() if name not in lost}) if lost else ledger
+
     def verdict(self, interval: str) -> Verdict | None:
         """The newest word on an interval of this job; None where no manifest names it."""
         found = self.ledger.intervals.get(interval)
@@ -95,8 +105,11 @@ class _Read:
 
     newest: str
     folding: Folding
-    checkpoints: dict[str, model_pb2.Checkpoint]
     earlier: tuple[Told, ...]
+    checkpoints: dict[str, model_pb2.Checkpoint] = field(default_factory=dict)
+    added: dict[str, model_pb2.Checkpoint] = field(default_factory=dict)
+    """Of these, what was read since they were shown."""
+    shown: Layers[str, model_pb2.Checkpoint] = field(default_factory=lambda: Layers({}))
     chain: Chain | None = None
     """None where more was read since."""
 
@@ -104,7 +117,24 @@ class _Read:
         """The next one. Raises Corrupt (``bad_ledger``); this is of no use then."""
         self.folding.read(manifest)
         self.newest, self.chain = digest, None
-        _add_newest(self.checkpoints, manifest)
+        self.add_newest(manifest)
+
+    def add_newest(self, manifest: model_pb2.Manifest) -> None:
+        """What is newest there. Copies: a part of a message holds all of it."""
+        for entry in manifest.entries:
+            if entry.working and self.checkpoints.get(entry.working[0].digest) != entry.working[0]:
+                one = model_pb2.Checkpoint()
+                one.CopyFrom(entry.working[0])
+                self.checkpoints[one.digest] = self.added[one.digest] = one
+
+    def show(self) -> Chain:
+        """What was read, as a chain: of checkpoints those that a line names."""
+        chronicle, gone = self.folding.chronicle(), self.folding.take_gone()
+        for digest in gone:
+            self.checkpoints.pop(digest, None)
+        self.shown = Layers(self.checkpoints) if gone else self.shown.updated(self.added)
+        self.added = {}
+        return Chain(chronicle, self.shown, self.earlier)
 
 
 @dataclass(slots=True)
@@ -160,7 +190,7 @@ class ChainReader:
             way.next = digest
         self._forget(beginning)
         if known.chain is None:
-            known.chain = _chain(known)
+            known.chain = known.show()
         self._read.move_to_end(beginning)
         _bound(self._read)
         return known.chain
@@ -190,8 +220,8 @@ class ChainReader:
     async def _begin(self, beginning: str, read: ReadManifest) -> _Read:
         first = await self._get(beginning, read)
         earlier = await self._earlier(beginning, first, read)
-        known = self._read[beginning] = _Read(beginning, Folding(first), {}, earlier)
-        _add_newest(known.checkpoints, first)
+        known = self._read[beginning] = _Read(beginning, Folding(first), earlier)
+        known.add_newest(first)
         return known
 
     async def _earlier(self, beginning: str, first: model_pb2.Manifest, read: ReadManifest) -> tuple[Told, ...]:
@@ -242,18 +272,3 @@ class ChainReader:
 def _bound(table: OrderedDict[str, Any]) -> None:
     while len(table) > MAX_JOBS:
         table.popitem(last=False)
-
-
-def _chain(read: _Read) -> Chain:
-    chronicle = read.folding.chronicle()
-    named = {one.digest for line in chronicle.ledger.lines.values() for one in line}
-    read.checkpoints = {digest: one for digest, one in read.checkpoints.items() if digest in named}
-    return Chain(chronicle, dict(read.checkpoints), read.earlier)
-
-
-def _add_newest(checkpoints: dict[str, model_pb2.Checkpoint], manifest: model_pb2.Manifest) -> None:
-    """What is newest there. Copies: a part of a message holds all of it."""
-    for entry in manifest.entries:
-        if entry.working and checkpoints.get(entry.working[0].digest) != entry.working[0]:
-            checkpoints[entry.working[0].digest] = one = model_pb2.Checkpoint()
-            one.CopyFrom(entry.working[0])

@@ -18,6 +18,7 @@ from orchestrator.chain import Chain
 from orchestrator.costs import StageCost
 from trust.folding import NEXT
 from trust.going_back import Cause, WayBack, gone_back, way_back
+from trust.layers import updated
 from trust.ledger import Interval, Ledger, Verdict
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def take(
             if room < 0 and taken:
                 continue
             contributions.append(said)
-            ledger = replace(ledger, intervals={**ledger.intervals, one.interval: replace(known, verdict=one.verdict)})
+            ledger = replace(ledger, intervals=updated(ledger.intervals, {one.interval: replace(known, verdict=one.verdict)}))
         taken.append(one)
     return Taken(tuple(taken), tuple(contributions), ledger, way, _fenced(ledger, taken, way, behind))
 

@@ -19,7 +19,8 @@ from dcnr.errors import Corrupt, InvalidInput, InvariantBroken
 from dcnr.ids import check_digest, check_node_id
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2
-from trust.ledger import Interval, Ledger, Named, Verdict
+from trust.layers import Layers
+from trust.ledger import CLEAR, Interval, Ledger, Named, Verdict
 from trust.standing import ORDINARY, Event, Faulted, Passed, Standing, Terms, Unverified, begun, folded
 
 AUDITS_DRAWN: Final = "drawn"
@@ -78,15 +79,79 @@ class Chronicle:
     told: tuple[Told, ...] = ()
     aside: frozenset[str] = frozenset()
     """Intervals in no line, since a checkpoint went on from before them: what is open of them is judged all the same."""
+    open: frozenset[str] | None = None
+    """Open intervals of checkpoints that count, as whoever read the chain kept count of them; None: nobody did."""
+    lost: frozenset[str] = frozenset()
+    """Open intervals that are in no line though nothing left them aside, where somebody kept count."""
+    cleared: Mapping[str, int] = field(default_factory=dict)
+    """By VNode: how many of its checkpoints are cleared; empty where nobody kept count."""
 
 
 @dataclass(slots=True)
 class _Reading:
+    """What was read until now. A chain of days is long, and every manifest is read at once: each costs what it says, not what was said before it."""
+
     lines: dict[str, list[Named]]
+    places: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Of each line: the place of each digest."""
     intervals: dict[str, Interval] = field(default_factory=dict)
+    changed: dict[str, Interval] = field(default_factory=dict)
+    """What was said of intervals since this was asked for last."""
     committed_s: dict[str, float] = field(default_factory=dict)
     told: list[Told] = field(default_factory=list)
     aside: set[str] = field(default_factory=set)
+    open: set[str] = field(default_factory=set)
+    """Intervals that are open, in a line or not."""
+    held: set[str] = field(default_factory=set)
+    """Intervals in a line."""
+    cleared: dict[str, int] = field(default_factory=dict)
+    """Of each line: how many checkpoints are cleared, from the oldest on."""
+    retracted: frozenset[str] = frozenset()
+    """What the manifest before retracted: most of that the next one repeats."""
+    appended: set[str] = field(default_factory=set)
+    """Digests that the manifest before brought into a line."""
+    gone: set[str] = field(default_factory=set)
+    """Digests that have left a line since this was asked for last."""
+
+    def __post_init__(self) -> None:
+        for vnode in self.lines:
+            self.index(vnode)
+
+    def index(self, vnode: str) -> None:
+        """A line has begun, or lost checkpoints in its midst."""
+        self.places[vnode] = {one.digest: at for at, one in enumerate(self.lines[vnode])}
+        self.cleared[vnode] = 0
+
+    def say(self, one: Interval) -> None:
+        """What is known of an interval from now on."""
+        before = self.intervals.get(one.name)
+        if before is not None and before.verdict in CLEAR and one.verdict not in CLEAR:
+            self.cleared[one.vnode] = 0  # counted anew: which checkpoint it is in is not known
+        self.intervals[one.name] = self.changed[one.name] = one
+        (self.open.add if one.verdict is Verdict.OPEN else self.open.discard)(one.name)
+
+    def append(self, vnode: str, named: Named) -> None:
+        """A line has a checkpoint more."""
+        self.places[vnode][named.digest] = len(self.lines[vnode])
+        self.lines[vnode].append(named)
+        self.appended.add(named.digest)
+        self.held.update(named.intervals)
+
+    def leave(self, vnode: str, left: Sequence[Named]) -> None:
+        """These are in the line no more; all from the first of them on, or `index` follows."""
+        self.cleared[vnode] = min(self.cleared.get(vnode, 0), len(self.lines[vnode]) - len(left))
+        for one in left:
+            self.places[vnode].pop(one.digest, None)
+            self.gone.add(one.digest)
+            self.held.difference_update(one.intervals)
+
+    def count_cleared(self) -> None:
+        """A manifest was read."""
+        for vnode, line in self.lines.items():
+            at = min(self.cleared.get(vnode, 0), len(line))
+            while at < len(line) and all(self.intervals[name].verdict in CLEAR for name in line[at].intervals):
+                at += 1
+            self.cleared[vnode] = at
 
 
 class Folding:
@@ -94,6 +159,7 @@ class Folding:
 
     def __init__(self, first: model_pb2.Manifest) -> None:
         self._reading = _Reading({entry.vnode: [Named(entry.working[0].digest, ())] for entry in first.entries if entry.working})
+        self._shown: Layers[str, Interval] = Layers({})
 
     def read(self, manifest: model_pb2.Manifest) -> None:
         """The next one. Raises Corrupt (``bad_ledger``), naming manifest and entry; this object is of no use then."""
@@ -109,7 +175,17 @@ class Folding:
             vnode: tuple(line) if stored is None else tuple(replace(one, is_kept=one.digest in stored) for one in line)
             for vnode, line in reading.lines.items()
         }
-        return Chronicle(Ledger(lines, dict(reading.intervals)), tuple(reading.told), frozenset(reading.aside))
+        reading.count_cleared()
+        self._shown, reading.changed = self._shown.updated(reading.changed), {}
+        opened = frozenset(name for name in reading.open if name in reading.held)
+        lost = frozenset(name for name in reading.open if name not in reading.held and name not in reading.aside)
+        told, aside = tuple(reading.told), frozenset(reading.aside)
+        return Chronicle(Ledger(lines, self._shown), told, aside, opened, lost, dict(reading.cleared))
+
+    def take_gone(self) -> set[str]:
+        """Digests that lines named when this was asked last, or since, and that none names now."""
+        gone, self._reading.gone = self._reading.gone, set()
+        return {digest for digest in gone if not any(digest in places for places in self._reading.places.values())}
 
 
 def chronicle_of(manifests: Sequence[model_pb2.Manifest], stored: Collection[str]) -> Chronicle:
@@ -236,12 +312,7 @@ def _read(reading: _Reading, manifest: model_pb2.Manifest) -> None:
         else:
             _begin(reading, name, one)
             fresh.setdefault(one.vnode, []).append(name)
-    retracted = set(manifest.retracted)
-    left: dict[str, set[str]] = {}
-    for vnode, line in reading.lines.items():
-        reading.lines[vnode] = [one for one in line if one.digest not in retracted]
-        if len(reading.lines[vnode]) < len(line):
-            left[vnode] = {name for one in line if one.digest in retracted for name in one.intervals}
+    left = _retract(reading, manifest.retracted)
     for vnode, again in carried:
         if any(again in one.intervals for one in reading.lines.get(vnode, ())) or reading.intervals[again].verdict not in STANDING:
             raise Corrupt(f"interval {again[:12]} is told twice alike", code="bad_ledger")
@@ -251,14 +322,30 @@ def _read(reading: _Reading, manifest: model_pb2.Manifest) -> None:
     reading.aside -= {name for names in fresh.values() for name in names}
 
 
+def _retract(reading: _Reading, retracted: Iterable[str]) -> dict[str, set[str]]:
+    """Takes these digests out of their lines. Returns, by VNode, the intervals that left. A manifest repeats what those before it retracted."""
+    left: dict[str, set[str]] = {}
+    everything = frozenset(retracted)
+    doomed = (everything - reading.retracted) | (everything & reading.appended)
+    reading.retracted, reading.appended = everything, set()
+    for vnode, places in reading.places.items() if doomed else ():
+        if places.keys().isdisjoint(doomed):
+            continue
+        line = reading.lines[vnode]
+        leaving = [one for one in line if one.digest in doomed]
+        left[vnode] = {name for one in leaving for name in one.intervals}
+        reading.leave(vnode, leaving)
+        reading.lines[vnode] = [one for one in line if one.digest not in doomed]
+        reading.index(vnode)
+    return left
+
+
 def _begin(reading: _Reading, name: str, one: model_pb2.Contribution) -> None:
     verdict, decided_s = _verdict(one), one.decided_unix_ms / 1000
     if verdict not in FIRST:
         raise Corrupt(f"interval {name[:12]} begins as {verdict.value}", code="bad_ledger")
     batches = _batches(one)
-    reading.intervals[name] = Interval(
-        name, len(reading.intervals), one.vnode, one.replica, check_node_id(one.pnode_id), batches, verdict
-    )
+    reading.say(Interval(name, len(reading.intervals), one.vnode, one.replica, check_node_id(one.pnode_id), batches, verdict))
     reading.committed_s[name] = decided_s
     reading.told.append(Told(one.pnode_id, name, verdict, decided_s, decided_s, "", len(reading.intervals[name].batches)))
 
@@ -270,7 +357,7 @@ def _change(reading: _Reading, name: str, one: model_pb2.Contribution) -> None:
         raise Corrupt(f"interval {name[:12]} was {before.verdict.value} and becomes {verdict.value}", code="bad_ledger")
     if verdict is Verdict.FAILED and not one.evidence:
         raise Corrupt(f"interval {name[:12]} failed without evidence", code="bad_ledger")
-    reading.intervals[name] = replace(before, verdict=verdict)
+    reading.say(replace(before, verdict=verdict))
     committed_s = reading.committed_s[name]
     reading.told.append(
         Told(one.pnode_id, name, verdict, one.decided_unix_ms / 1000, committed_s, one.evidence, len(before.batches))
@@ -290,14 +377,15 @@ def _name(reading: _Reading, entries: Iterable[model_pb2.ManifestEntry], fresh: 
         raise Corrupt(f"{min(missing)} has new intervals and no checkpoint", code="bad_ledger")
     for vnode, digest in sorted(named.items()):
         line = reading.lines.setdefault(vnode, [])
-        place = next((at for at, one in enumerate(line) if one.digest == digest), None)
+        place = reading.places.setdefault(vnode, {}).get(digest)
         if vnode in fresh:
             if place is not None or not line:
                 raise Corrupt(f"the new intervals of {vnode} come with no checkpoint of their own", code="bad_ledger")
-            line.append(Named(check_digest(digest), tuple(fresh[vnode])))
+            reading.append(vnode, Named(check_digest(digest), tuple(fresh[vnode])))
         elif place is None:
             raise Corrupt(f"{vnode} goes on from {digest[:12]}, which nothing leads to", code="bad_ledger")
         else:
+            reading.leave(vnode, line[place + 1 :])
             del line[place + 1 :]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from itertools import takewhile
 from typing import Final
 
 from dcnr.errors import InvariantBroken
@@ -98,21 +97,21 @@ class Ledger:
                 found = found | self.intervals[name].batches
         return found
 
-    def num_held(self) -> dict[str, int]:
-        """Of each interval in a line: how many batches its VNode has with the checkpoint that brought it."""
-        found: dict[str, int] = {}
-        for line in self.lines.values():
-            held = 0
-            for one in line:
-                held += sum(len(self.intervals[name].batches) for name in one.intervals)
-                found |= dict.fromkeys(one.intervals, held)
-        return found
+    def num_held(self, one: Interval) -> int:
+        """How many batches its VNode has with the checkpoint that brought that interval; 0 where none in the line did."""
+        line = self.lines.get(one.vnode, ())
+        at = next((at for at in range(len(line) - 1, -1, -1) if one.name in line[at].intervals), -1)
+        return sum(len(self.intervals[name].batches) for named in line[: at + 1] for name in named.intervals)
 
-    def num_cleared(self, vnode: str) -> int:
+    def num_cleared(self, vnode: str, known: int = 0) -> int:
         """How many checkpoints of a VNode are cleared, from the oldest on: the draw was made for every interval back to the beginning, and none is
-        open or failed. At least 1: the beginning is cleared.
+        open or failed. At least 1: the beginning is cleared. ``known``: so many are known to be; they are not looked at.
         """
-        return sum(1 for _ in takewhile(self._is_clear, self.lines[vnode]))
+        line = self.lines[vnode]
+        at = min(known, len(line))
+        while at < len(line) and self._is_clear(line[at]):
+            at += 1
+        return at
 
     def credit(self, weight: Mapping[str, float]) -> dict[str, float]:
         """By PNode: the sum over its cleared batches of the VNode's ``weight`` (GFLOP per batch). What is not cleared gives nothing."""

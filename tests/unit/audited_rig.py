@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dataservice.manifest_form import Contribution, Manifest, from_proto, to_proto
 from dataservice.manifests import Outcome, Rules, StoredState
@@ -83,6 +84,7 @@ class Job:
         known, anew = asyncio.run(chains())
         assert known == anew
         assert known is not None
+        check_counts(known)
         assert known.chronicle == chronicle_of(self.manifests, {one.digest for line in known.ledger.lines.values() for one in line})
         return known
 
@@ -116,6 +118,15 @@ class Job:
 
     def working(self, vnode: str) -> list[str]:
         return [one.digest for one in self.newest.entries[vnode].working]
+
+
+def check_counts(chain: Chain) -> None:
+    """What was counted manifest by manifest is what the whole ledger says."""
+    plain = replace(chain, chronicle=replace(chain.chronicle, open=None), _open=[])
+    assert chain.open_intervals() == plain.open_intervals()
+    assert (chain.left_open(), chain.audited()) == (plain.left_open(), plain.audited())
+    assert chain.chronicle.cleared == {vnode: chain.ledger.num_cleared(vnode) for vnode in chain.ledger.lines}
+    assert chain.checkpoints.keys() == {one.digest for line in chain.ledger.lines.values() for one in line}
 
 
 def drawn(*names: str) -> Draw:
