@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 Random = random.Random
 """Seeded source of randomness, one per purpose, given through constructors."""
@@ -20,6 +20,16 @@ class Clock(Protocol):
 
     def wall(self) -> float:
         """Seconds since 1970 UTC, as this machine believes."""
+        ...
+
+
+@runtime_checkable
+class DoubtingClock(Clock, Protocol):
+    """One that notices where its wall clock was set, or the machine slept."""
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether nobody has said yet which of the two: by its wall time nothing is ended or thrown away."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Audits in one model of one orchestrator: while it holds the head it keeps the audit desk going, and always it reads what manifests say of others' work.
 
-The desk decides (`orchestrator.audits`); this shell signs and sends, brings answers in, verifies records with own eyes, and hands decisions to the next
-manifest. Verdicts that others named are believed only as far as their evidence proves itself here.
+The desk decides (`orchestrator.audits`), by the monotonic clock: nobody's time is over where the wall clock is set, or the machine slept. This shell signs and
+sends, brings answers in, verifies records with own eyes, and hands decisions to the next manifest. What others named is believed as far as its evidence holds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from orchestrator.audit_events import (
     Word,
 )  # fmt: skip
 from orchestrator.audit_memory import WRITE_S, AuditMemory, Remembered, proven_in, units_in
-from orchestrator.audit_messages import audit_task_of, challenge_of
+from orchestrator.audit_messages import audit_task_of, challenge_of, unix_ms_of
 from orchestrator.audit_missing import Missing
 from orchestrator.audit_people import left_of, people_of
 from orchestrator.audits import AuditDesk
@@ -72,6 +72,7 @@ class Auditing:
         self._term: tuple[int, str] = (0, "")
         self._manifest = ""
         self._decided: set[str] = set()
+        self._doubted: dict[tuple[str, str], float] = {}  # by interval and auditor: when it was told of first, by the wall clock
         self._rehab = Rehab(self._task_id)
         self._equivocations = Equivocations(shared.policy.network_id, model)
         self._memory: AuditMemory | None = None
@@ -124,13 +125,12 @@ class Auditing:
         """An answer to a challenge, from the session of that PNode. Raises Refused."""
         if self._desk is None:
             return  # not the holder any more
-        self._desk.answered(pnode_id, evidence.interval, bundle, self._shared.clock.wall())
-        self._say(
+        self._desk.answered(pnode_id, evidence.interval, bundle, self._shared.clock.monotonic())
+        kind, why = (
             "evidence_brought" if bundle is not None else "evidence_missing",
-            pnode_id,
             evidence.reason or "what it was asked for came",
-            evidence.interval,
         )
+        self._say(kind, pnode_id, why, evidence.interval)
         self._stirred.fire()
 
     def reported(self, report: Report, envelope: identity_pb2.Envelope | None = None) -> None:
@@ -140,7 +140,7 @@ class Auditing:
             return
         if report.senders and not self._seats.covers(view.head.plan_digest):
             if not self._gives(report):
-                return self._desk.reported(report, self._shared.clock.wall())  # which refuses it
+                return self._desk.reported(report, self._shared.clock.monotonic())  # which refuses it
             waiting = {task_id: one for task_id, one in self._unheld.items() if self._gives(one[0])}
             self._unheld = {**waiting, report.task_id: (report, envelope)}
             return self._stirred.fire()
@@ -151,7 +151,7 @@ class Auditing:
         now_ms = round(self._shared.clock.wall() * 1000)
         shadow = self._rehab.reported(report)
         if shadow is None:
-            self._desk.reported(report, now_ms / 1000)
+            self._desk.reported(report, self._shared.clock.monotonic())
         elif shadow.is_right is not None:
             self._shared.standings.shadowed(shadow.pnode_id, shadow.evidence, now_ms / 1000, is_right=shadow.is_right)
         if envelope is not None and self._memory is not None:
@@ -202,8 +202,8 @@ class Auditing:
         return len(again | {one.name for some in left.values() for one in some})
 
     def waits(self) -> list[Wait]:
-        """Open intervals, with who has to act; at the holder only."""
-        view, now_s = self._view(), self._shared.clock.wall()
+        """Open intervals, with who has to act, and until when by this process's monotonic clock; at the holder only."""
+        view, now_s = self._view(), self._shared.clock.monotonic()
         if self._desk is None or view is None:
             return []
         return self.missing.explained(self._desk.waits(now_s), people_of(view, self._shared), now_s)
@@ -211,7 +211,8 @@ class Auditing:
     # What follows
 
     def _tick(self) -> None:
-        view, now_s, standings = self._view(), self._shared.clock.wall(), self._shared.standings
+        view, standings = self._view(), self._shared.standings
+        now_s, wall_s = self._shared.clock.monotonic(), self._shared.clock.wall()
         if view is None or view.chain is None:
             self._desk = None
         else:
@@ -227,12 +228,14 @@ class Auditing:
                 self.missing.look(self._desk.waits(now_s), people, now_s, settles=settles)
                 for task in self._rehab.tick(people.candidates.values(), now_s):
                     self._ask(view, task)
-        standings.doubted(self._model, self._desk.doubts() if self._desk is not None else ())
+        found = {(one.interval, one.auditor): one for one in (self._desk.doubts() if self._desk is not None else ())}
+        self._doubted = {name: self._doubted.get(name, wall_s) for name in found}
+        standings.doubted(self._model, [replace(one, at_s=self._doubted[name]) for name, one in found.items()])
         assert self._group is not None
         if view is not None:
             self._others.look(view, self._group)
-        known = {node_id: judgement_of(standings.of(node_id, now_s)) for node_id in standings.known()}
-        self._shared.inventory.stand(known, judgement_of(begun(now_s)))
+        known = {node_id: judgement_of(standings.of(node_id, wall_s)) for node_id in standings.known()}
+        self._shared.inventory.stand(known, judgement_of(begun(wall_s)))
 
     async def _remember(self, memory: AuditMemory) -> None:
         """Takes in what earlier desks heard, then keeps what this one hears, until the next one begins."""
@@ -340,14 +343,15 @@ class Auditing:
         self._decided = {one.interval for one in self._desk.decisions()}
 
     def _challenge(self, view: ModelView, action: SendChallenge) -> None:
-        message = challenge_of(action, view, self._shared.policy.network_id, self._term[1], self._manifest)
+        until_ms = unix_ms_of(action.until_s, self._shared.clock)
+        message = challenge_of(action, view, self._shared.policy.network_id, self._term[1], self._manifest, until_ms)
         envelope = seal(identity_pb2.DOMAIN_CHALLENGE, message, self._shared.key)
         self._shared.mailbox.send(action.pnode_id, orchestrator_pb2.OrchestratorMessage(challenge=envelope))
 
     def _ask(self, view: ModelView, action: SendTask) -> None:
         assert self._group is not None
-        seed = self._shared.random_bytes(SEED_BYTES)
-        task = audit_task_of(action, view, self._shared.policy.network_id, self._term[1], seed)
+        seed, until_ms = self._shared.random_bytes(SEED_BYTES), unix_ms_of(action.until_s, self._shared.clock)
+        task = audit_task_of(action, view, self._shared.policy.network_id, self._term[1], seed, until_ms)
         self._say("audit_asked", action.auditor, action.reason, action.interval, vnode=action.vnode)
         self._group.create_task(self._give(task, action))
 
@@ -374,7 +378,7 @@ class Auditing:
 
     async def _verify(self, action: VerifyRecord) -> None:
         """Looks at a fault that an auditor tells of."""
-        desk, eyes, now = self._desk, self._shared.own_eyes, self._shared.clock.wall
+        desk, eyes, now = self._desk, self._shared.own_eyes, self._shared.clock.monotonic
         assert desk is not None
         assert eyes is not None
         ledger_vnode = next((one.vnode for one in desk.waits(now()) if one.interval == action.interval), "")

@@ -31,7 +31,7 @@ from orchestrator.head_loop import HeadLoop
 from orchestrator.history import History
 from orchestrator.inventory import START_GRACE_S, Inventory
 from orchestrator.jobbook import JobBook
-from orchestrator.jobs import Progress, next_change, state_of
+from orchestrator.jobs import Progress, next_change, state_of, waits_for_time
 from orchestrator.naming import Naming
 from orchestrator.observing import Observer
 from orchestrator.offers import PlanPolicy
@@ -151,7 +151,7 @@ class Decider:
         if self._jobs_read_at() < term.since:
             return
         change = next_change(view.head, self._jobs.records, self._progress(view, term, now), int(self._clock.wall() * 1000))
-        if _completes(change) and await self.naming.lacks_newest(view):
+        if waits_for_time(change, self._clock) or (_completes(change) and await self.naming.lacks_newest(view)):
             change = None  # finished means durable: what is lost comes again first
         if change is not None:
             await self._loop.decide(change)

@@ -113,7 +113,7 @@ def _paused(runtime: ModelRuntime, job_id: str) -> orchestrator_pb2.Explanation:
 
 def _audits(runtime: ModelRuntime, view: ModelView, vnode: str) -> list[orchestrator_pb2.Explanation]:
     """Of every open audit who has to act and until when; where another orchestrator decides, what is open."""
-    now_s = runtime.shared.clock.wall()
+    now_s = runtime.shared.clock.monotonic()
     waits = [one for one in runtime.waits() if vnode in ("", one.vnode)]
     if waits:
         return [

@@ -14,6 +14,7 @@ from typing import Final
 
 from dcnr import limits
 from dcnr.intervals import IntervalSet
+from dcnr.ports import Clock, DoubtingClock
 from dcnr.v1 import common_pb2, model_pb2
 from orchestrator.changes import Activate, Change, Decide, MoveJob, outcomes
 from orchestrator.pauses import is_paused
@@ -95,6 +96,13 @@ def next_change(head: model_pb2.Head, jobs: Mapping[str, JobRecord], progress: P
     assert first.request is not None
     said = int(first.pause.number) if first.pause is not None else 0
     return Activate(first.job_id, first.request_digest, first.request.initial_manifest_digest, said)
+
+
+def waits_for_time(change: Change | None, clock: Clock) -> bool:
+    """Whether it ends a job by a wall clock that was just set, nobody having said yet whether rightly: an end is for good, so it waits for some seconds."""
+    if not isinstance(change, Decide) or model_pb2.Outcome.FromString(change.outcome).state != model_pb2.JOB_STATE_EXPIRED:
+        return False
+    return isinstance(clock, DoubtingClock) and clock.is_unsure
 
 
 def lacking(head: model_pb2.Head | None, jobs: Mapping[str, JobRecord], planned: str, wall_unix_ms: int) -> str:

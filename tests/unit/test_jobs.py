@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from test_network_time import Clock
 
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2, orchestrator_pb2
+from membership.network_time import NetworkTime
 from orchestrator.changes import Activate, Decide, MoveJob, NameManifest, apply
 from orchestrator.costs import StageCost
 from orchestrator.exits import ExitBook
-from orchestrator.jobs import JobRecord, Progress, ends_to_write, intervals_message, lacking, next_change, state_of
+from orchestrator.jobs import JobRecord, Progress, ends_to_write, intervals_message, lacking, next_change, state_of, waits_for_time
 from orchestrator.progress import progress_of
 from orchestrator.view import JobFacts, ModelView
 
@@ -209,6 +211,31 @@ def test_a_job_paused_in_the_queue_lets_others_pass_and_keeps_its_expiry() -> No
 def test_cancelling_is_a_decision_in_every_state(state: int) -> None:
     ended = outcome(next_change(head(state), {"j1": record(cancel_reason="enough")}, None, 0))
     assert (ended.state, ended.reason) == (model_pb2.JOB_STATE_CANCELLED, "enough")
+
+
+def test_no_queued_job_ends_by_a_clock_that_was_just_set_wrong() -> None:
+    """Its end would be for good, and a minute later the clock is right again."""
+    machine = Clock()
+    time = NetworkTime(machine)
+    for name in "abc":
+        time.note(name, -machine.ahead_s)
+    jobs = {"j2": record("j2", request=model_pb2.JobRequest(job_id="j2", expires_unix_ms=int(time.wall() + 1000) * 1000))}
+
+    def expires() -> object:
+        change = next_change(head(RUNNING), jobs, None, int(time.wall() * 1000))
+        assert change is None or outcome(change).state == model_pb2.JOB_STATE_EXPIRED
+        return None if waits_for_time(change, time) else change
+
+    machine.ahead_s = 3600.0
+    machine.now += 1.0
+    assert expires() is None
+    for name in "abc":
+        time.note(name, -machine.ahead_s)
+    assert expires() is None, "network time is what it was"
+    machine.now += 1000.0
+    assert expires() is not None
+    machine.ahead_s = 0.0
+    assert expires() is None, "set again: by its time alone nothing is ended"
 
 
 def test_a_queued_job_expires_and_a_broken_one_fails_while_another_runs() -> None:
