@@ -29,6 +29,11 @@ def plan(model: str, digest: str) -> str:
     return f"{_model(model)}/plans/{check_digest(digest)}"
 
 
+def plans_prefix(model: str) -> str:
+    """What all plans of a model, and what they tell PNodes, have in common."""
+    return f"{_model(model)}/plans/"
+
+
 def desired(model: str, plan_digest: str, pnode: str) -> str:
     """The signed desired state of one PNode under one plan."""
     return f"{desired_prefix(model, plan_digest)}{check_node_id(pnode)}"

@@ -30,7 +30,7 @@ from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2
 
 MAX_CONDEMNED: Final = 8_192
-"""Digests remembered as condemned; beyond it the oldest whose objects are gone from the store are forgotten."""
+"""Digests remembered as condemned, far more than go within a grant's lifetime; beyond it the oldest whose objects are gone from the store are forgotten."""
 DIGEST_BYTES: Final = 66
 """One digest in a repeated field."""
 ENVELOPE_BYTES: Final = 16 * limits.KIB
@@ -69,6 +69,8 @@ class Rules:
     grant_lifetime_ms: int
     kept: frozenset[Digest] = frozenset()
     """States that are never condemned though no longer named: checkpoint 0, those of releases, those kept for going back."""
+    forgotten: frozenset[Digest] = frozenset()
+    """What the parent condemns and the store has not had for longer than a grant lives: nobody can bring it any more as what it was."""
     lost: frozenset[Digest] = frozenset()
     """States that the parent names and that the store does not have any more: they are named no longer."""
     first: Mapping[str, CheckpointRecord] = field(default_factory=dict)
@@ -120,9 +122,7 @@ def next_manifest(
     """
     entries = {vnode: without(entry, rules.lost, rules.first.get(vnode)) for vnode, entry in parent.entries.items()}
     room = share_bytes(parent, VERDICT_BYTES if rules.is_audited else 0)
-    accepted: list[CheckpointRecord] = []
-    refused: list[Refusal] = []
-    contributions: list[Contribution] = []
+    accepted, refused, contributions = list[CheckpointRecord](), list[Refusal](), list[Contribution]()
     taken: set[str] = set()
     sizes = {(state.vnode, state.digest): state.size_bytes for state in rules.stored}
     for record in sorted(records, key=lambda one: (one.vnode, -one.step, one.digest)):
@@ -164,7 +164,8 @@ def next_manifest(
         fences=parent.fences,
     )
     condemned = condemn(manifest, parent.condemned, rules)
-    if not accepted and not rules.verdicts and not rules.is_due and condemned == parent.condemned and entries == parent.entries:
+    more = set(condemned).difference(parent.condemned)  # forgetting alone can wait
+    if not (accepted or rules.verdicts or rules.is_due or more or entries != parent.entries):
         return Outcome(None, (), tuple(refused))
     return Outcome(replace(manifest, condemned=condemned), tuple(accepted), tuple(refused))
 
@@ -233,10 +234,11 @@ def _fitting(
 
 
 def condemn(manifest: Manifest, before: Sequence[Digest], rules: Rules) -> tuple[Digest, ...]:
-    """``before`` and every stored state that nothing names or keeps and whose upload is older than a grant's lifetime.
+    """``before``, but for what may be forgotten, and every stored state that nothing names or keeps and whose upload is older than a grant's lifetime.
 
     Sorted by age then digest, so that any holder condemns the same.
     """
+    before = tuple(digest for digest in before if digest not in rules.forgotten)
     kept, known = manifest.named() | rules.kept, set(before)
     old = sorted(
         (state.modified_unix_ms, state.digest)

@@ -6,7 +6,7 @@ remembered with the reason, so that whoever records it again is told instead of 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from orchestrator.drawing import Drawing
 from orchestrator.history import History
 from orchestrator.jobs import JobRecord
 from orchestrator.releases import ReleaseBook
+from orchestrator.told_before import ToldBefore
 from orchestrator.verdicts import BACK, Taken, Verdicts, behind_of, news, take
 from orchestrator.view import ModelView, ViewLoader
 from trust.identity import NodeKey
@@ -85,11 +86,14 @@ class Naming:
         self._missed: dict[tuple[str, str], int] = {}
         """Named states, by VNode and digest, that the last looks did not find, with how many looks."""
         self._told: set[Digest] = set()
+        self._gone_since: dict[Digest, float] = {}
+        """Condemned digests that listings lack, and since when."""
+        self._told_before = ToldBefore(store)
         self._manifested_at = self._swept_at = 0.0
 
     def begin(self, now: float) -> None:
         """A term begins."""
-        self._manifested_at, self._swept_at = -1e9, now
+        self._manifested_at, self._swept_at, self._gone_since = -1e9, now, {}
 
     def recorded(self, judged: Judged) -> None:
         """A checkpoint that the next manifest may name."""
@@ -132,6 +136,7 @@ class Naming:
     ) -> Stored | None:
         """The successor of the manifest under the head, in the store; None while there is nothing new. Raises Unavailable."""
         active = view.head.active.job_id
+        self._told_before.saw(view, now, grant_lifetime_s)
         self._drop(view, active)
         if view.manifest is None or view.job is None:
             return None
@@ -157,9 +162,11 @@ class Naming:
             if view.chain is not None:
                 kept |= kept_for_return(view.chain.ledger)
                 left = await self._evidence.sweep(view.model, view.chain, wall_ms, grant_lifetime_s * 1000)
+            left |= await self._told_before.sweep(view, now, wall_ms, grant_lifetime_s)
             stored = await retention.stored_states(self._store, view.model, vnodes)
             if await retention.delete_condemned(self._store, view.model, view.manifest, stored, kept) or left:
                 self._swept_at = now - sweep_s + SWEEP_AGAIN_S
+            self._note_gone(view.manifest, stored, now)
             await self._look(view, retention.unlisted_states(view.manifest, stored))
         self._manifested_at = now
         primaries = {
@@ -170,7 +177,7 @@ class Naming:
         rules = Rules(
             job_id=active, epoch=int(view.head.epoch), holder=self._key.node_id, graph_digest=view.job.request.graph_digest,
             primaries=primaries, stored=stored, now_unix_ms=wall_ms, grant_lifetime_ms=grant_lifetime_s * 1000, kept=kept, lost=lost,
-            first=_first(view),
+            first=_first(view), forgotten=frozenset(one for one, since in self._gone_since.items() if now - since > grant_lifetime_s),
         )  # fmt: skip
         outcome = await self._outcome(view, view.manifest, rules, decisions)
         self._tell(view, outcome, lost)
@@ -241,6 +248,15 @@ class Naming:
         self._fenced_at |= dict.fromkeys(self._fencing, self._manifested_at)
         self._told.clear()
         self._missed = {state: looks for state, looks in self._missed.items() if looks < LOST_LOOKS}
+
+    def _note_gone(self, manifest: model_pb2.Manifest, listed: Sequence[StoredState], now: float) -> None:
+        """Which condemned states a listing lacks; one that was cut off says nothing."""
+        if max(Counter(one.vnode for one in listed).values(), default=0) >= retention.MAX_LISTED:
+            self._gone_since = {}
+            return
+        there = {one.digest for one in listed}
+        gone = [Digest(one) for one in manifest.condemned if one not in there]
+        self._gone_since = {one: self._gone_since.get(one, now) for one in gone}
 
     def _to_fence(self, view: ModelView, now: float) -> frozenset[str]:
         """VNodes with a replica to be replaced that still has its place and that no fence keeps out, unless theirs was raised just now."""

@@ -28,7 +28,10 @@ class StoreCheckers:
         self._heads: set[str] = set()
         self._plans: dict[str, tuple[int, int, str]] = {}
         self._decided: dict[str, model_pb2.Outcome] = {}
-        self._condemned: set[str] = set()
+        self._condemned: dict[str, float] = {}
+        """By digest: when it was condemned, until it is forgotten."""
+        self._planned = ""
+        """The plan under the head."""
         self.plans = PlanCheckers(world)
         self.ledger = LedgerCheckers(world)
         self.pauses = PauseCheckers(world)
@@ -41,6 +44,10 @@ class StoreCheckers:
             self._head(old, new)
         elif key.endswith("/end"):
             self._end(key.split("/")[-2], old, new)
+        elif new is None and "/desired/" in key:
+            self._world.require(
+                f"/{self._planned}/" not in key, "deletion", f"{key} is deleted, which the plan under the head told"
+            )
         elif new is None:
             digest = key.rsplit("/", 1)[-1].removesuffix(".safetensors")
             self.num_deleted += 1
@@ -76,6 +83,7 @@ class StoreCheckers:
                 copy.epoch, copy.holder, copy.sequence = old.epoch, old.holder, old.sequence
                 world.require(copy == old, "takeover", f"the takeover of epoch {new.epoch} changes more than the term")
             self.terms[int(new.epoch)] = new.holder
+        self._planned = new.plan_digest
         self._jobs(old, new)
         self._plan(old, new)
         self._manifest(old, new)
@@ -176,7 +184,8 @@ class StoreCheckers:
                 manifest.parent_digest == old.manifest_digest, "composed_anew", f"manifest {manifest.number} has another parent"
             )
             self._never_back(self._read_manifest(old.manifest_digest), manifest)
-        self._condemned.update(manifest.condemned)
+        for digest in manifest.condemned:
+            self._condemned.setdefault(digest, world.kernel.now_s)
 
     def _whole(self, manifest: model_pb2.Manifest) -> None:
         for entry in manifest.entries:
@@ -209,7 +218,15 @@ class StoreCheckers:
             self._world.require(
                 not (same and lost), "manifest_back", f"{entry.vnode}: step {was.step} then {now.step} of one incarnation"
             )
-        self._world.require(set(before.condemned) <= set(after.condemned), "condemned", "a condemned digest was forgotten")
+        for entry in before.entries:
+            for digest in set(before.condemned) - set(after.condemned):
+                is_there = self._world.store.store.peek(keys.state(MODEL, entry.vnode, digest)) is not None
+                self._world.require(not is_there, "condemned", "a condemned digest was forgotten whose state is there")
+        for digest in set(before.condemned) - set(after.condemned):
+            age_s = self._world.kernel.now_s - self._condemned.pop(digest)
+            self._world.require(
+                age_s >= self._world.knobs.grant_lifetime_s, "condemned", "a condemned digest was forgotten too soon"
+            )
 
     def _read_manifest(self, digest: str) -> model_pb2.Manifest:
         data = self._world.store.store.peek(keys.manifest(MODEL, digest))
