@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SETTLED_S = 5.0
 """So long after the last change of incarnations or disturbance of the network, floors must be right."""
+AGAIN = 0.25
+"""Of all that is learned in a world, what one lost state may have others compute again. A checkpoint bounds it: honest worlds stay below 0.1."""
 
 
 class Checkers:
@@ -184,7 +186,7 @@ class Checkers:
             is_allowed = wasted == 0 or world.knobs.compute_failure_probability > 0
             world.require(is_allowed, "wasted", f"{wasted} batches were learned in vain, nothing was lost")
         else:
-            most = 2.0 * world.num_lost_states * world.knobs.num_batches * len(world.topology.inputs)
+            most = AGAIN * world.num_lost_states * world.knobs.num_batches * len(world.topology.inputs)
             world.require(self.num_forwarded <= most, "recompute", f"{self.num_forwarded} computed again of at most {most:.0f}")
         for shell in world.primaries():
             state = shell.state

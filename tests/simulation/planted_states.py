@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from dcnr.intervals import IntervalSet
+from simulation.arithmetic import initial_state
+from simulation.authority import Authority
 from vnode import core as core_module
 from vnode.contributing import Contributing
 from vnode.core import ReplicaCore
@@ -142,3 +144,15 @@ def half_a_join_is_whole(patch: pytest.MonkeyPatch) -> None:
         return sorted(self._held.get(lane, {}))
 
     patch.setattr(Intake, "ready", ready)
+
+
+def who_follows_the_dead_begins_anew(patch: pytest.MonkeyPatch) -> None:
+    """What takes the place of a lost replica is restored from checkpoint 0, whatever has been named since."""
+    place = Authority._place
+
+    def anew(self: Authority, vnode: str, replica: Any, weight: float) -> None:
+        named, self.named[vnode] = self.named[vnode], initial_state(vnode)
+        place(self, vnode, replica, weight)
+        self.named[vnode] = named
+
+    patch.setattr(Authority, "_place", anew)

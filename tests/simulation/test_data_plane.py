@@ -20,6 +20,7 @@ def test_some_of_them_are_audited() -> None:
 def test_one_seed_gives_one_history() -> None:
     first, second = Simulation(1).run(), Simulation(1).run()
     assert first.kernel.num_actions == second.kernel.num_actions
+    assert first.checkers.num_floors > 0, "what floors say was compared with the truth"
     assert [shell.state for shell in first.primaries()] == [shell.state for shell in second.primaries()]
 
 

@@ -84,6 +84,8 @@ FEW: dict[str, Any] = {
 }  # fmt: skip
 CALM = {"topology": chain(2), "num_batches": 200, "crashes": 0, "breaks": 0, "faults_s": 1.1}
 """Floors are compared where nothing has gone wrong for a while."""
+LOST = {"topology": chain(6), "num_batches": 60, "crashes": 2, "breaks": 0, "faults_s": 25.0}
+"""Late enough that checkpoints have been named."""
 
 
 def data_world(seed: int, **changes: Any) -> Simulation:
@@ -106,6 +108,7 @@ DATA: list[tuple[Plant, Any, int, str]] = [
     (states.plans_forget_what_is_under_way, partial(with_siblings, rearrangements=2, faults_s=2.0), 0, "one_computation"),
     (states.every_failure_is_fatal, partial(data_world, compute_failure_probability=0.02), 0, "stopped"),
     (states.half_a_join_is_whole, data_world, 0, "join"),
+    (states.who_follows_the_dead_begins_anew, partial(data_world, **LOST), 2, "recompute"),
 ]
 
 
