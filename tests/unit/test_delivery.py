@@ -71,7 +71,7 @@ def test_what_lies_in_the_place_of_another_s_desired_state_is_not_handed_out(cha
     view = ModelView(
         "m", model_pb2.Head(plan_digest=PLAN, plan_sequence=7), b"", hosted={NAMED: (model_pb2.Assignment(replica="v.1"),)}
     )
-    fields = {"holder": key.node_id, "sequence": 7, "plan_digest": PLAN, "pnode_id": NAMED} | changed
+    fields: dict[str, Any] = {"holder": key.node_id, "sequence": 7, "plan_digest": PLAN, "pnode_id": NAMED} | changed
     state = model_pb2.DesiredState(network_id=policy.network_id, model="m", **fields)
 
     async def story() -> None:

@@ -81,7 +81,7 @@ def stated(
     request: orchestrator_pb2.ConfirmHeadRequest, head: identity_pb2.Envelope = HEAD, signer: NodeKey = OTHER, **changes: Any
 ) -> identity_pb2.Envelope:
     """What the other orchestrator answers, but for the changes."""
-    said = {"model": request.model, "nonce": request.nonce, "head": head} | changes
+    said: dict[str, Any] = {"model": request.model, "nonce": request.nonce, "head": head} | changes
     return seal(identity_pb2.DOMAIN_HEAD_STATEMENT, model_pb2.HeadStatement(**said), signer)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,11 +83,12 @@ class Rig:
 )
 def test_a_fault_record_counts_for_what_its_place_says_alone(tmp_path: Path, changes: dict[str, str]) -> None:
     """It holds true elsewhere, where it was found, and is brought under a place of another's."""
-    rig, place = Rig(tmp_path), {"network_id": "n", "model": MODEL, "vnode": VNODE}
+    rig = Rig(tmp_path)
+    place: dict[str, Any] = {"network_id": "n", "model": MODEL, "vnode": VNODE}
     store = MemoryStore(SystemClock(), random.Random(1))
     eyes = OwnEyes(store, "n", tmp_path, rig.verifier)
 
-    def read(**said: str) -> model_pb2.FaultRecord:
+    def read(**said: Any) -> model_pb2.FaultRecord:
         data = model_pb2.FaultRecord(**said).SerializeToString()
         store.rewind(keys.evidence(MODEL, VNODE, digest_of(data)), data)
         return asyncio.run(eyes.record(MODEL, VNODE, digest_of(data)))[0]
