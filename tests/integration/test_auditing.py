@@ -244,14 +244,14 @@ def test_a_fault_is_proven_over_the_evidence_that_was_audited_and_over_no_other(
             async def known(job_id: str) -> JobFacts:
                 return facts
 
-            clock = SimpleNamespace(wall=lambda: 5.0)
+            clock = SimpleNamespace(wall=lambda: 5.0, monotonic=lambda: 2.0)
             shared = SimpleNamespace(
                 own_eyes=eyes,
                 store=store,
                 standings=Standings(),
                 clock=clock,
                 history=history,
-                policy=SimpleNamespace(network_id=NETWORK_ID),
+                policy=SimpleNamespace(network_id=NETWORK_ID, single_host=False),
             )
             auditing = Auditing(
                 MODEL, shared, view=lambda: None, job=known, plan=known, is_holder=lambda: True, wake=Signal()  # type: ignore[arg-type]
