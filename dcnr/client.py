@@ -19,7 +19,8 @@ from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.errors import error_from_rpc, unless_closed
 
 TOLD: Final = frozenset(
-    ("answers_differ", "busy", "depth_unavailable", "no_server", "rate_limited", "too_few_ways", "unknown_caller", "version_not_served")
+    ("answers_differ", "busy", "depth_unavailable", "no_server", "rate_limited", "slow_messages", "too_few_ways", "unknown_caller",
+     "version_not_served")
 )  # fmt: skip
 """What an orchestrator says of the model or the caller, not of itself: another one is asked, and if none can do better the caller hears it."""
 ELSEWHERE: Final = frozenset(("not_hosted",))

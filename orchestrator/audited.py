@@ -14,7 +14,7 @@ from dataservice.manifest_form import AUDITS_DRAWN, CheckpointRecord, Contributi
 from dataservice.manifests import Outcome, Refusal, Rules, next_manifest, without
 from dcnr.ids import Digest
 from orchestrator.chain import Chain
-from orchestrator.checkpoints import Judged
+from orchestrator.checkpoints import NOTHING_NEW, Judged
 from orchestrator.verdicts import MAX_RETRACTED, Taken, gone_back_to
 from trust.folding import STANDING
 from trust.layers import updated
@@ -106,7 +106,7 @@ def _continued(ledger: Ledger, judged: Judged, unjudged: frozenset[str]) -> _Con
     if any(one.verdict not in STANDING for one in known):
         return "retracted"
     if not any(one.batches for one in brings):
-        return "older"
+        return NOTHING_NEW
     left = (ledger.intervals[name] for one in line[at + 1 :] for name in one.intervals if name not in names)
     unjudged |= {one.pnode_id for one in left if one.verdict is Verdict.OPEN}
     maker = judged.checkpoint.pnode_id

@@ -9,6 +9,7 @@ everything. Every open interval is decided, or has an owner and a deadline (`wai
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -94,7 +95,7 @@ class AuditDesk:
         """Intervals that failed by a proof of their own."""
         self._unnamed: dict[str, str] = {}
         """Statements that no manifest names yet, with the evidence against them."""
-        self._unshown: dict[tuple[str, str], int] = {}
+        self._unshown: dict[tuple[str, str], tuple[int, float]] = {}  # by PNode and VNode: how often in a row, and when last
         """By PNode and VNode: intervals in a row for which it showed no evidence though it was here."""
         self._num_sent, self._served = 0, dict[str, int]()
         """Audits given out, and which of them was the last of each PNode that has an interval open."""
@@ -336,9 +337,12 @@ class AuditDesk:
         if now_s >= case.until_s:
             reason = f"its PNode showed no evidence within {now_s - case.since_s:.0f} s"
             self._actions.append(Late(one.pnode_id, one.name))
-            if case.is_withheld:
-                num = self._unshown[one.pnode_id, one.vnode] = self._unshown.get((one.pnode_id, one.vnode), 0) + 1
-                self._actions.append(Unshown(one.pnode_id, one.vnode, one.replica, num, reason))
+            num, last_s = self._unshown.get((one.pnode_id, one.vnode), (0, -math.inf))
+            if (
+                case.is_withheld and one.pnode_id in self._people.candidates and case.since_s >= last_s
+            ):  # what was due together is one lapse
+                self._unshown[one.pnode_id, one.vnode] = num + 1, now_s
+                self._actions.append(Unshown(one.pnode_id, one.vnode, one.replica, num + 1, reason))
             self._decide(case, Decision(one.name, Verdict.UNVERIFIABLE, reason, Cause.UNVERIFIABLE))
         elif now_s - case.challenged_s >= ASK_AGAIN_S:
             case.challenged_s = now_s

@@ -42,8 +42,12 @@ MAX_ANCESTRY_BYTES: Final = 128 * limits.MIB
 MAX_KNOWN: Final = 16_384
 STATE_MISSING: Final = "state_missing"
 """Code of what an upload cures: the state, or a commit that leads to it, is not in the store."""
-LEADS_NOWHERE: Final = frozenset(("unknown_ancestor", "wrong_commit", "bad_lineage", "unplanned_replica", "unplanned_merge"))
+LEADS_NOWHERE: Final = frozenset(
+    ("unknown_ancestor", "wrong_commit", "bad_lineage", "unplanned_replica", "unplanned_merge", "unknown_anchor", "no_steps")
+)
 """Codes of what is refused for its ancestry, and with it everything that goes on from there."""
+NOTHING_NEW: Final = "nothing_new"
+"""Code of what adds no batch to what is named: it is told with what goes on from there."""
 FENCED: Final = "fenced"
 """Code of what a replica brings that holds what was taken back."""
 

@@ -25,7 +25,7 @@ from orchestrator.audit_events import Decision
 from orchestrator.audit_retention import EvidenceKeeper, kept_for_return
 from orchestrator.audited import audited_manifest
 from orchestrator.chain import Chain
-from orchestrator.checkpoints import FENCED, Judged, is_fenced, named
+from orchestrator.checkpoints import FENCED, NOTHING_NEW, Judged, is_fenced, named
 from orchestrator.documents import Stored, put_all, sealed
 from orchestrator.drawing import Drawing
 from orchestrator.history import History
@@ -52,6 +52,7 @@ WORDS: Final[Mapping[str, str]] = {
     FENCED: "it holds what was taken back, or may",
     "not_primary": "the plan has another primary by now",
     "older": "a newer checkpoint of the VNode is named",
+    NOTHING_NEW: "it adds no batch to what is named",
     "older_incarnation": "a checkpoint of a newer incarnation is named",
 }
 
@@ -295,7 +296,7 @@ class Naming:
             reason = WORDS.get(refusal.reason, refusal.reason)
             new = (record.vnode, record.commit_digest) not in self._refused
             self._refused[(record.vnode, record.commit_digest)] = f"{refusal.reason}: {reason}"
-            if new and refusal.reason not in ("older", "named"):
+            if new and refusal.reason not in ("older", "named", NOTHING_NEW):
                 self._history.say("checkpoint_refused", record.replica, reason, code=refusal.reason, step=record.step)
         while len(self._refused) > MAX_REFUSED:
             self._refused.popitem(last=False)

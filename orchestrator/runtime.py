@@ -18,7 +18,7 @@ from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
 from orchestrator.audit_events import Wait
 from orchestrator.auditing import Auditing
 from orchestrator.beat_bounds import bounded_beat
-from orchestrator.checkpoints import FENCED, STATE_MISSING, CheckpointJudge, condemned, is_fenced, named
+from orchestrator.checkpoints import FENCED, NOTHING_NEW, STATE_MISSING, CheckpointJudge, condemned, is_fenced, named
 from orchestrator.decider import Decider
 from orchestrator.documents import open_head, open_stored_head, sealed
 from orchestrator.drawing import Drawing
@@ -242,7 +242,9 @@ class ModelRuntime:
                 durable_lineage=intervals_message(durable) if durable is not None else None,
             )
         if refusal := self.decider.naming.refusal(checkpoint):
-            return data_pb2.RecordCheckpointResponse(status=data_pb2.RECORD_STATUS_REFUSED, reason=refusal)
+            is_idle = refusal.startswith(NOTHING_NEW)
+            status = data_pb2.RECORD_STATUS_NOTHING_NEW if is_idle else data_pb2.RECORD_STATUS_REFUSED
+            return data_pb2.RecordCheckpointResponse(status=status, reason=refusal)
         try:
             judged = await self.judge.judge(view, checkpoint, request.commit)
         except DcnrError as error:
@@ -260,6 +262,7 @@ class ModelRuntime:
                 self.decider.naming.poisoned(checkpoint.vnode, checkpoint.replica)
                 self.decider.wake.fire()
             return data_pb2.RecordCheckpointResponse(status=data_pb2.RECORD_STATUS_REFUSED, reason=error.message)
+        self.decider.naming.leads_back(checkpoint.replica)
         self.decider.recorded(judged)
         return data_pb2.RecordCheckpointResponse(status=data_pb2.RECORD_STATUS_PENDING)
 

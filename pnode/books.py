@@ -41,8 +41,6 @@ CROWDED_STATEMENTS: Final = MAX_STATEMENTS // 2
 """Of one interval: the same, before it has more than an auditor reads."""
 CROWDED_SHARE: Final = 0.25
 """The same for the part of the evidence's room that one interval takes."""
-IDLE_SHARE: Final = 0.25
-"""The same for all intervals together in which nothing was learned."""
 SPARED_SHARE: Final = 0.5
 """Evidence of intervals that were not drawn goes when all of it takes more than this part of the room."""
 
@@ -218,6 +216,7 @@ class Books:
         self._begin(info)
         self._write("begin", anchor)
         await self._quietly(lambda: self._folder.drop(before.result()))
+        await self._measure()
 
     def lead(self) -> None:
         """This replica is the primary from here on: what it told in a delta that nobody has answered, its first commit tells again."""
@@ -334,7 +333,7 @@ class Books:
 
     def _count(self) -> None:
         self._folder.shed(self._spared_bytes)
-        self._folder.shed_idle(int(IDLE_SHARE * self._max_bytes))
+        self._folder.shed_idle()
         self._bytes = self._folder.num_bytes
 
     def _close(self, ended: Ended, name: Digest, state: Path | None) -> None:

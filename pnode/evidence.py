@@ -25,6 +25,10 @@ from vnode.bundle import header_bytes
 
 STATES_SHARE: Final = 0.125
 """States between the first and the last of an interval are kept while they take no more than this part of what its inputs and outputs do."""
+MAX_IDLE: Final = 8
+"""Intervals in which nothing was learned that are kept, each a state more on the disk. There is one for each place that a primary gets, and for each log
+that is full of what was computed again.
+"""
 _NAME: Final = "name"
 _IDLE: Final = "idle"
 
@@ -88,6 +92,7 @@ class EvidenceFolder:
                 _remove(path)
         self._sizes = {path: _size(path) for path in self._closed.values()}
         self._idle = [digest for digest, path in self._closed.items() if (path / _IDLE).exists()]
+        self._sizes |= {self._closed[digest]: 0 for digest in self._idle}
 
     @property
     def num_bytes(self) -> int:
@@ -131,7 +136,7 @@ class EvidenceFolder:
             interval.idle()
             self._idle.append(digest)
         interval.close(digest)
-        self._closed[digest], self._sizes[interval.path] = interval.path, _size(interval.path)
+        self._closed[digest], self._sizes[interval.path] = interval.path, 0 if is_idle else _size(interval.path)
 
     def reopen(self, interval: Interval) -> None:
         """A whole interval is not whole any more: what it holds stays, and parts are added to it from now on."""
@@ -168,11 +173,12 @@ class EvidenceFolder:
             self.decided(self._spared[:1])
             self._spared = self._spared[1:]
 
-    def shed_idle(self, max_bytes: int) -> None:
-        """The oldest in which nothing was learned go until the others of that kind take no more than ``max_bytes``: asking again and again fills no disk."""
+    def shed_idle(self) -> None:
+        """Of those in which nothing was learned all but the newest `MAX_IDLE` go: asking again and again fills no disk. They count to no room, which only what
+        is named and judged makes free.
+        """
         self._idle = [digest for digest in self._idle if digest in self._closed]
-        while self._idle and sum(self._sizes[self._closed[digest]] for digest in self._idle) > max_bytes:
-            self.decided([self._idle.pop(0)])
+        self.decided(self._idle[:-MAX_IDLE])
 
     def close(self) -> None:
         """Nothing more is added; what is whole stays."""

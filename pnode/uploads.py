@@ -226,9 +226,12 @@ class Uploads:
             DataServiceStub, "RecordCheckpoint", request, timeout_s=limits.CALL_TIMEOUT_S, prefer=prefer
         )
         match answer.status:
-            case data_pb2.RECORD_STATUS_NAMED | data_pb2.RECORD_STATUS_REFUSED | data_pb2.RECORD_STATUS_CONDEMNED if (
-                not held.commit_stored and await self._takes_commits(held, prefer)
-            ):
+            case (
+                data_pb2.RECORD_STATUS_NAMED
+                | data_pb2.RECORD_STATUS_REFUSED
+                | data_pb2.RECORD_STATUS_CONDEMNED
+                | data_pb2.RECORD_STATUS_NOTHING_NEW
+            ) if not held.commit_stored and await self._takes_commits(held, prefer):
                 return False  # its place is here after all
             case data_pb2.RECORD_STATUS_NAMED:
                 reached("checkpoint.named")
@@ -241,6 +244,9 @@ class Uploads:
                 self._say("checkpoint_refused", ready.replica, answer.reason or "its digest is condemned")
                 self._shelf.discard(held)
                 self._ask_anew(ready.replica, answer.reason or "condemned")
+                return True
+            case data_pb2.RECORD_STATUS_NOTHING_NEW:  # another one now would add nothing either
+                self._shelf.discard(held)
                 return True
             case data_pb2.RECORD_STATUS_MISSING:
                 self._shelf.lost(held)

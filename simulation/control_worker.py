@@ -313,6 +313,8 @@ class WorkerModel:
             case data_pb2.RECORD_STATUS_REFUSED | data_pb2.RECORD_STATUS_CONDEMNED:
                 self._give_up(checkpoint, answer.reason)
                 return True
+            case data_pb2.RECORD_STATUS_NOTHING_NEW:
+                return True
             case data_pb2.RECORD_STATUS_MISSING:
                 item.commit_stored = item.uploaded = False
                 item.num_lost += 1

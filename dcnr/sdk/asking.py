@@ -23,7 +23,7 @@ WEIGHTS: Final = {
 MIN_DEADLINE_S: Final = 0.1
 LOOK_S: Final = 0.5
 """Between two questions of somebody patient."""
-WAITED_FOR: Final = frozenset(("no_server", "busy"))
+WAITED_FOR: Final = frozenset(("no_server", "busy", "slow_messages"))
 
 
 @dataclass(frozen=True, slots=True)

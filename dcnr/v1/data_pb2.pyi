@@ -128,6 +128,8 @@ class _RecordStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RecordSt
     """its digest was condemned: snapshot anew"""
     RECORD_STATUS_NOT_HOLDER: _RecordStatus.ValueType  # 5
     """ask `holder`"""
+    RECORD_STATUS_NOTHING_NEW: _RecordStatus.ValueType  # 7
+    """checked, and it adds no batch to what is named: what comes next tells it along"""
     RECORD_STATUS_MISSING: _RecordStatus.ValueType  # 6
     """its state, or a commit that leads to it, is not in the store: bring it again"""
 
@@ -146,6 +148,8 @@ RECORD_STATUS_CONDEMNED: RecordStatus.ValueType  # 4
 """its digest was condemned: snapshot anew"""
 RECORD_STATUS_NOT_HOLDER: RecordStatus.ValueType  # 5
 """ask `holder`"""
+RECORD_STATUS_NOTHING_NEW: RecordStatus.ValueType  # 7
+"""checked, and it adds no batch to what is named: what comes next tells it along"""
 RECORD_STATUS_MISSING: RecordStatus.ValueType  # 6
 """its state, or a commit that leads to it, is not in the store: bring it again"""
 Global___RecordStatus: _TypeAlias = RecordStatus  # noqa: Y015

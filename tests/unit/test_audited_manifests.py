@@ -204,7 +204,7 @@ def test_a_state_that_the_store_lost_leaves_its_line_and_what_it_held_can_come_a
 
 def test_repeated_records_and_records_without_anything_new_are_refused() -> None:
     job = story()
-    assert [one.reason for one in job.named(judged("a9", "a0", piece("a-1", 0, 4), held=[(0, 4)])).refused] == ["older"]
+    assert [one.reason for one in job.named(judged("a9", "a0", piece("a-1", 0, 4), held=[(0, 4)])).refused] == ["nothing_new"]
     longer = judged(
         "a4", "a1", piece("a-2", 4, 8), piece("a-2h", 8, 10, "y", "a.1"), piece("a-3", 10, 12), piece("a-4", 12, 13), held=[(0, 13)]
     )

@@ -197,6 +197,19 @@ def test_only_who_is_there_and_shows_nothing_is_meant_and_what_it_shows_ends_the
         assert not any(isinstance(action, Unshown) for action in desk.take()), "that its auditors could not tell is not its doing"
 
 
+def test_what_was_due_together_is_one_lapse() -> None:
+    """A machine whose line is slow for once has several intervals open: it keeps its place."""
+    desk, here = AuditDesk(Secret(b"k" * 32), Separation(), lambda: "0" * 32), Candidate(Party("a"), State.ACTIVE, True)
+    both = [Interval(f"{at:064x}", at, "v", f"v.{at}", "a", IntervalSet.span(20 * at, 20 * at + 20), Verdict.OPEN) for at in (0, 1)]
+    desk.chronicle(Ledger({}, {one.name: one for one in both}), 0.0)
+    said, now_s = list[Unshown](), 0.0
+    while len(desk.decisions()) < len(both):
+        now_s += 5.0
+        desk.tick(People({"a": here}), now_s)
+        said += [action for action in desk.take() if isinstance(action, Unshown)]
+    assert [one.num for one in said] == [1]
+
+
 def test_each_new_checkpoint_begins_the_wait_anew() -> None:
     contributions, found = Contributions(), []
     for second in range(int(3 * PATIENCE_S)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from evidence_rig import NAMES, Rig, run
+from evidence_rig import INFO, NAMES, Rig, run
 
 from dcnr.v1 import model_pb2
 from pnode.books import MAX_BACKLOG
@@ -75,7 +75,9 @@ def test_what_is_learned_after_such_answers_begins_an_interval_of_its_own(tmp_pa
     run(scenario)
 
 
-def test_an_interval_in_which_nothing_was_learned_leaves_its_states_and_words_and_the_oldest_go(tmp_path: Path) -> None:
+def test_an_interval_in_which_nothing_was_learned_leaves_its_states_and_words_and_the_oldest_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever goes on from its end has to show it. What was computed again in it would fill the room: the replica would never have learned again."""
 
     async def scenario() -> None:
@@ -90,9 +92,27 @@ def test_an_interval_in_which_nothing_was_learned_leaves_its_states_and_words_an
         assert not any(rig.held)
         assert rig.num_bytes < ROOM // 8
         rig.books.close()
+        monkeypatch.setattr("pnode.evidence.MAX_IDLE", 2)
         again = EvidenceFolder(rig.folder)
         again.load()
-        again.shed_idle(again.num_bytes - 1)
+        assert again.num_bytes == 0, "nothing but a verdict on what goes on from there would make that room free"
+        again.shed_idle()
         assert set(closed_in(rig.folder)) == set(NAMES[1:3]), "another life of its worker knows which they are"
+
+    run(scenario)
+
+
+def test_a_contributor_learns_again_as_soon_as_an_anchor_has_ended_such_an_interval(tmp_path: Path) -> None:
+    """Nobody may ask it for anything more, and no manifest has news of it: what held it is looked at with the anchor."""
+
+    async def scenario() -> None:
+        rig = await filled(tmp_path)
+        await rig.again(0, EACH)
+        await rig.books.log("")
+        await rig.books.decided([NAMES[0]], num_open=0)
+        assert rig.held[-1].startswith("waiting_for_audit: a checkpoint comes first")
+        await rig.books.rebased(b"anchor", INFO)
+        assert rig.held[-1] == ""
+        rig.books.close()
 
     run(scenario)

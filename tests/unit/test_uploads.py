@@ -19,7 +19,7 @@ from pnode.uploads import ASK_HOLDER_AFTER, MOST_LOST, Uploads
 
 PENDING, NAMED, MISSING = data_pb2.RECORD_STATUS_PENDING, data_pb2.RECORD_STATUS_NAMED, data_pb2.RECORD_STATUS_MISSING
 HOLDER = NodeId("1" * 40)
-REFUSED = data_pb2.RECORD_STATUS_REFUSED
+REFUSED, NOTHING_NEW = data_pb2.RECORD_STATUS_REFUSED, data_pb2.RECORD_STATUS_NOTHING_NEW
 
 
 class Network:
@@ -324,7 +324,24 @@ def test_what_the_next_tries_settle_by_themselves_is_no_trouble(tmp_path: Path) 
     play(tmp_path, story)
 
 
-@pytest.mark.parametrize("answer", [REFUSED, NAMED])
+def test_what_adds_nothing_is_told_with_what_follows_and_not_asked_for_again(tmp_path: Path) -> None:
+    """Each further one would add nothing either, cost a state and be looked at by auditors. Its commit is in the store: what follows goes on from it."""
+
+    async def story(scene: Scene) -> None:
+        scene.network.answers = [NOTHING_NEW]
+        await scene.uploads.added(idle := scene.snapshot(1))
+        await until(lambda: scene.uploads.num_pending == 0)
+        assert scene.network.commits == [b"commit 1"]
+        assert not Path(idle.path).exists()
+        scene.network.answers = [REFUSED, NAMED]
+        await scene.uploads.added(scene.snapshot(2))
+        await until(lambda: bool(scene.anew))
+        assert scene.anew == ["v.1"], "the second one, which was refused"
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("answer", [REFUSED, NAMED, NOTHING_NEW])
 def test_commits_that_others_do_not_let_in_are_brought_by_the_holders_leave_before_its_word_counts(
     tmp_path: Path, answer: data_pb2.RecordStatus.ValueType
 ) -> None:
