@@ -10,13 +10,11 @@ import pytest
 
 from dataservice.manifest_form import Entry
 from orchestrator import audited, progress
-from orchestrator.checkpoints import Judged
 from orchestrator.jobs import Progress
 from simulation.control_knobs import audited_knobs
 from simulation.control_world import ControlWorld
 from tests.simulation.reddening import first_red
 from trust.going_back import WayBack, way_back
-from trust.ledger import Ledger
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -76,17 +74,15 @@ def everything_is_cleared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(audited, "_cleared", lambda entry, *_: Entry(entry.working, entry.working[0]))
 
 
-def newer_checkpoints_stay_beside_others(patch: pytest.MonkeyPatch) -> None:
-    """A checkpoint that goes on from an older one of its line is put behind the newest all the same."""
-    continued = audited._continued
+def less_is_told_than_was_learned(patch: pytest.MonkeyPatch) -> None:
+    """A manifest tells of one batch less than its checkpoint brings."""
+    told = audited._told
 
-    def beside(ledger: Ledger, judged: Judged, unjudged: frozenset[str]) -> Any:
-        found = continued(ledger, judged, unjudged)
-        if isinstance(found, str):
-            return found
-        return replace(found, at=len(ledger.lines[judged.checkpoint.vnode]) - 1, aside=())
+    def less(*given: Any) -> Any:
+        one = told(*given)
+        return replace(one, batches=one.batches - one.batches.first(1))
 
-    patch.setattr(audited, "_continued", beside)
+    patch.setattr(audited, "_told", less)
 
 
 def jobs_wait_for_no_audit(patch: pytest.MonkeyPatch) -> None:
@@ -110,7 +106,7 @@ def nothing_goes_back(patch: pytest.MonkeyPatch) -> None:
 
 PLANTED = [
     (everything_is_cleared, {}, 0, {"cleared"}),
-    (newer_checkpoints_stay_beside_others, {"pnode_crashes": 20, "replicas": (2,)}, 2, {"ledger"}),
+    (less_is_told_than_was_learned, {}, 0, {"ledger"}),
     (jobs_wait_for_no_audit, {}, 0, {"unaudited"}),
     (nothing_is_drawn_late, BREAKING, 7, {"completes"}),
     (nobody_looks_at_what_the_found_out_have_done, FINDING, 30, {"left_behind"}),
