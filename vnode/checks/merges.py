@@ -36,24 +36,24 @@ def anchored_in(
         is_last = number == len(commits) - 1
         if is_last and total and total not in found and not taken:
             continue  # one state after the last entry, as everywhere
-        state = bytes(bundle.data(_STATE, entry=entry, port=port))
-        if digest_of(state) != named_by(commit):
-            raise Corrupt(f"the state of statement {number} is not the one that it names", code="wrong_digest")
+        state = _state_of(bundle, number, commit, entry, port)
         found.setdefault(entry, []).append(Anchored(taken, state))
     return {entry: tuple(states) for entry, states in found.items()}
+
+
+def _state_of(bundle: Bundle, number: int, statement: Statement, entry: int, port: int) -> bytes:
+    state = bytes(bundle.data(_STATE, entry=entry, port=port))
+    if digest_of(state) != named_by(statement):
+        raise Corrupt(f"the state of statement {number} is not the one that it names", code="wrong_digest")
+    return state
 
 
 def restated_in(bundle: Bundle, statements: Sequence[Statement], entries: Sequence[int]) -> tuple[Anchored, ...]:
     """The states that commits name which learned and merged nothing, in order: each is the first state again. What such an interval computed again, its log
     tells; inputs and outputs of that are not looked at.
     """
-    found = []
-    for number, (commit, (entry, port)) in enumerate(zip(statements, places_of_states(entries), strict=True)):
-        state = bytes(bundle.data(_STATE, entry=entry, port=port))
-        if digest_of(state) != named_by(commit):
-            raise Corrupt(f"the state of statement {number} is not the one that it names", code="wrong_digest")
-        found.append(Anchored((), state))
-    return tuple(found)
+    places = zip(statements, places_of_states(entries), strict=True)
+    return tuple(Anchored((), _state_of(bundle, number, one, *place)) for number, (one, place) in enumerate(places))
 
 
 def is_idle(statements: Sequence[Statement]) -> bool:
