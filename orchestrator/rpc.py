@@ -70,6 +70,8 @@ class Models(Protocol):
 
     def runtime(self, model: str) -> ModelRuntime: ...
 
+    async def look(self) -> None: ...
+
 
 class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     """See the module."""
@@ -354,9 +356,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         return runtime
 
     async def _runtime_of(self, model: str, job_id: str) -> ModelRuntime:
-        """The runtime that knows the job; one that has just been accepted elsewhere is looked for in the store."""
+        """The runtime that knows the job; one that was accepted elsewhere, or before this orchestrator began, is looked for in the store."""
         check_name(job_id)
         for fresh in (False, True):
+            if fresh:
+                await self._models.look()
             for name, runtime in list(self._models.runtimes.items()):
                 if model not in ("", name):
                     continue

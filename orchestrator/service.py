@@ -47,6 +47,7 @@ from orchestrator.infer_streams import InferStreams
 from orchestrator.inventory import Inventory
 from orchestrator.keeping import Keeper
 from orchestrator.ledger_rpc import LedgerServicer
+from orchestrator.looks import Looks
 from orchestrator.metering import Metering
 from orchestrator.offers import PlanPolicy
 from orchestrator.opened_store import opened_store, probed
@@ -70,6 +71,8 @@ from vnode.registry import registry_with
 
 JUDGE_S: Final = 0.25
 DISCOVER_S: Final = 3.0
+LOOK_S: Final = 0.5
+"""At most one look for models so often, however many ask for jobs that nobody knows."""
 MAX_MODELS: Final = 16
 RESTART_S: Final = 2.0
 STOP_GRACE_S: Final = 1.0
@@ -87,6 +90,7 @@ class ModelTable:
         self.runtimes: dict[str, ModelRuntime] = {}
         self.software, self.started_at = SOFTWARE, shared.clock.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
+        self._looks = Looks(self._list, LOOK_S)
 
     def runtime(self, model: str) -> ModelRuntime:
         """The runtime of a model, started if it was not known. Raises Unavailable where there are too many."""
@@ -116,14 +120,24 @@ class ModelTable:
 
     async def discover(self) -> None:
         """Looks for models in the store, until cancelled."""
-        prefix = keys.model_index_prefix()
         while True:
             try:
-                for row in await self.shared.store.list(prefix, max_keys=MAX_MODELS):
-                    self.runtime(check_name(row.key.removeprefix(prefix)))
-            except (DcnrError, InvalidInput) as error:
+                await self._looks.anew()
+            except DcnrError as error:
                 _log.debug("models_not_listed", reason=error.message)
             await asyncio.sleep(DISCOVER_S)
+
+    async def look(self) -> None:
+        """Knows all models that the store names when this returns, in a look that others who ask share. Raises Unavailable where the store does not answer."""
+        await self._looks.anew()
+
+    async def _list(self) -> None:
+        prefix = keys.model_index_prefix()
+        for row in await self.shared.store.list(prefix, max_keys=MAX_MODELS):
+            try:
+                self.runtime(check_name(row.key.removeprefix(prefix)))
+            except (InvalidInput, Unavailable) as error:  # the others are not to blame
+                _log.debug("model_not_served", reason=error.message)
 
 
 async def run_orchestrator(

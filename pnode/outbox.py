@@ -24,7 +24,7 @@ from dcnr.tensor import Array, decode, encode_final
 from pnode.spool import Frame, Spool
 from vnode.vocabulary import Lane, TensorHandle
 
-HOT_BYTES: Final = 24 * limits.MIB
+HOT_BYTES: Final = 16 * limits.MIB
 HOT_FRAMES: Final = 64
 MAX_BACKLOG: Final = 3
 """Frames that may wait for the disk, whatever their size."""

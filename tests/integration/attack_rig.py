@@ -99,8 +99,13 @@ async def rig() -> AsyncIterator[Rig]:
     store = MemoryStore(CLOCK, random.Random(1))
     shared = Shared(key, InForce(policy), store, CLOCK, default_registry(), Inventory(), History(None, key.node_id, CLOCK))
     found = Rig(policy, shared, store, key, {})
+
+    async def look() -> None:
+        """The runtimes are those that a test puts there."""
+
     models: Any = SimpleNamespace(
         shared=shared,
+        look=look,
         loader=ViewLoader(store, lambda: policy, shared.registry, CLOCK),
         runtimes=found.runtimes,
         software="test",

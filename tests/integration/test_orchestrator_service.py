@@ -18,11 +18,12 @@ from orchestrator_parts import BATCHES, MODELS_WAIT_S, Worker, small_graph, stag
 from schemas_rig import check_output
 from service_rig import CLOCK, PNode, dial, network_over, serving
 
+from dataservice import keys
 from dataservice.embedded import EmbeddedStore
 from dataservice.s3 import S3Store, StoreAddress
 from dcnr.cli import dcnr as maintainer_command
 from dcnr.cli import errors
-from dcnr.errors import InvalidInput, Refused
+from dcnr.errors import InvalidInput, NotFound, Refused
 from dcnr.ids import digest_of
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.errors import error_from_rpc
@@ -31,9 +32,12 @@ from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from orchestrator import service
+from orchestrator.admission import admit
+from orchestrator.view import ViewLoader
 from trust.envelope import open_single
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
+from vnode.registry import default_registry
 
 JOB = "job-1"
 
@@ -148,6 +152,36 @@ def test_reports_of_batches_that_no_job_has_move_nothing_but_their_replica(tmp_p
         finally:
             store.close()
             own.kill()
+
+    asyncio.run(story())
+
+
+def test_a_job_that_another_orchestrator_accepted_is_known_at_once(
+    embedded_store: StoreAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: nobody is told that there is no such job because this orchestrator has not looked for models since, or has only just begun."""
+    monkeypatch.setattr(service, "DISCOVER_S", 600.0)
+
+    async def story() -> None:
+        maintainer, key = NodeKey.generate(), NodeKey.generate()
+        policy = network_over(embedded_store, maintainer, key)
+        store = S3Store(embedded_store)
+        loader = ViewLoader(store, lambda: policy, default_registry(), CLOCK)
+        try:
+            async with asyncio.timeout(90), serving(embedded_store, tmp_path / "o", key, policy) as address:
+                owner = await dial(maintainer, policy, key, address)
+                ask = OrchestratorServiceStub(owner.channel).GetJob
+                with pytest.raises(NotFound):
+                    await owner.call(ask, orchestrator_pb2.GetJobRequest(job_id="elsewhere"))
+                await store.put(f"{keys.model_index_prefix()}no name of a model", b"")  # hides no other
+                envelope = await stage(store, policy, maintainer, "elsewhere", CLOCK, "elsewhere")
+                await admit(envelope, policy=policy, store=store, loader=loader, wall_unix_ms=int(CLOCK.wall() * 1000))
+                answer = await owner.call(ask, orchestrator_pb2.GetJobRequest(job_id="elsewhere"))
+                assert (answer.job.job_id, answer.job.model) == ("elsewhere", "elsewhere")
+                await owner.close()
+        finally:
+            await store.delete(f"{keys.model_index_prefix()}no name of a model")
+            store.close()
 
     asyncio.run(story())
 
