@@ -44,7 +44,7 @@ IN_TERMINAL = (
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
-    with running_network(PNODES, num_orchestrators=2, forked=False) as running:
+    with running_network(PNODES, num_orchestrators=2) as running:
         yield running
 
 
