@@ -25,6 +25,8 @@ from pnode.budget import AUDIT, CACHE
 M = TypeVar("M", bound=Message)
 LOST_AND_FOUND: Final = "lost+found"
 """What a file system that was just made has in its root."""
+_OF_DESKTOPS: Final = frozenset((".DS_Store", ".directory", ".localized"))
+"""What file managers leave in each directory that somebody has looked into."""
 _DRAFT: Final = re.compile(
     r"\.(key\.pem|network\.pb|owner\.pb|nodes\.json|paused\.json|diary\.json|incarnation|(desired|head)-.+\.pb)\.([0-9a-z_]+|[0-9]+\.tmp)"
 )
@@ -98,7 +100,7 @@ class Home:
 
     def _is_strange(self, name: str) -> bool:
         if name.startswith("."):
-            return _DRAFT.fullmatch(name) is None
+            return name not in _OF_DESKTOPS and _DRAFT.fullmatch(name) is None
         return name != LOST_AND_FOUND and (self.root / name).is_dir()
 
     def _remove_drafts(self) -> None:

@@ -76,13 +76,14 @@ def test_a_home_may_hold_what_its_owner_and_the_commands_put_there(tmp_path: Pat
 
 def test_a_first_start_that_ended_early_a_new_disk_and_plain_files_are_no_hindrance(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
-    for name in ("network.json", "pnode.log", ".key.pem.0123456789abcdef"):
+    for name in ("network.json", "pnode.log", ".key.pem.0123456789abcdef", ".DS_Store"):
         (tmp_path / name).write_bytes(b"")
     home = Home(tmp_path)
     for _ in range(2):
         home.open()
         NodeKey.load_or_create(home.key)
         home.close()
+    assert (tmp_path / ".DS_Store").exists(), "it is its owner's"
     (home.work / "left").write_bytes(b"ours")
     home.next_incarnation(1.0)
     home.open()
