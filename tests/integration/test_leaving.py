@@ -34,6 +34,8 @@ CHECKPOINT_S = 2.0
 CPU_PERCENT = 10
 PNODES = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", str(CPU_PERCENT))) for number in range(1, 5))
 """Each has room for two VNodes, and computes so little that a job of few batches outlasts what is done to the network."""
+GOES_ON = (model_pb2.JOB_STATE_RUNNING, model_pb2.JOB_STATE_SETTLING)
+"""On a busy machine leaving takes as long as learning the rest does."""
 OFFLINE, ACTIVE = orchestrator_pb2.NODE_STATE_OFFLINE, orchestrator_pb2.NODE_STATE_ACTIVE
 IN_TERMINAL = (
     "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
@@ -138,7 +140,7 @@ def test_no_batch_is_run_again_when_a_pnode_is_told_to_end(rig: Rig) -> None:
         assert owner.submit(rig.graph(PASSES), [rig.key], options).job_id == job_id
         leaving.send(signal.SIGTERM)
         learned = last_learned(rig, leaving)
-        assert owner.job(job_id, MODEL).state == model_pb2.JOB_STATE_RUNNING
+        assert owner.job(job_id, MODEL).state in GOES_ON
     assert leaving.popen is not None
     assert leaving.popen.returncode == 0
     assert sorted(learned) == there
