@@ -28,6 +28,7 @@ def conclude(document: Row) -> Row:
         "rate_kept_together": rounded(_together(pairs), 4),
         "contributing": rounded(contributing(document["shares"], settings), 4),
         "contributing_least": rounded(contributing_least(document["shares"], settings), 4),
+        **_settled(document["shares"], settings),
         "num_faults": len(faults),
         "by_kind": {kind: _kind([row for row in faults if row["kind"] == kind]) for kind in ("kill", "partition", "pause")},
         "longest_gap_s": rounded(longest_gap(document["learned"]), 2),
@@ -89,14 +90,22 @@ def longest_gap(points: Points) -> float | None:
 def contributing(shares: Points, settings: Row) -> float | None:
     """Of the replicas on machines without a fault, the share that contributes, averaged over the windows with faults."""
     window_s = settings["window_s"]
-    chosen = [(living, good) for second, living, good in shares if living and int(second // window_s) % 2 == 1]
+    chosen = [(living, good) for second, living, good, *_ in shares if living and int(second // window_s) % 2 == 1]
     return sum(good for _, good in chosen) / sum(living for living, _ in chosen) if chosen else None
 
 
 def contributing_least(shares: Points, settings: Row) -> float | None:
     """The least share at any moment of the windows with faults."""
     window_s = settings["window_s"]
-    return min((good / living for second, living, good in shares if living and int(second // window_s) % 2 == 1), default=None)
+    return min((good / living for second, living, good, *_ in shares if living and int(second // window_s) % 2 == 1), default=None)
+
+
+def _settled(shares: Points, settings: Row) -> Row:
+    """Both again without the machines that are back for less time than it is asked whether a replica has learned something; none where that was not counted."""
+    rows = [(second, *counts) for second, _, _, *counts in shares if counts]
+    if not rows:
+        return {}
+    return {"settled": rounded(contributing(rows, settings), 4), "settled_least": rounded(contributing_least(rows, settings), 4)}
 
 
 def _together(pairs: Sequence[Row]) -> float | None:

@@ -108,6 +108,13 @@ def run_table(document: dict[str, Any]) -> str:
         f"| rate kept, all pairs together | {shown(figures['rate_kept_together'])} |",
         f"| replicas on machines without a fault that contribute, on average | {shown(figures['contributing'])} |",
         f"| and at least, at any time | {shown(figures['contributing_least'])} |",
+        *(
+            []
+            if "settled" not in figures
+            else [
+                f"| both of machines that have had none for ten seconds | {shown(figures['settled'])}, {shown(figures['settled_least'])} |",
+            ]
+        ),
         f"| longest time without progress anywhere | {shown(figures['longest_gap_s'])} s |",
         f"| job | {outcome['state']} |",
         f"| VNodes whose lineage is exactly all batches | {figures['lineages_exact']} of {outcome['num_vnodes']} |",

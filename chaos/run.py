@@ -244,9 +244,7 @@ class _Measured:
             "faults": [struck.row(self.zero_s) | {"gap_s": self._gap_s(struck)} for struck in self.tracker.struck],
             "learned": [[round(at_s - self.zero_s, 2), count] for at_s, count in self.learned],
             "shares": [
-                [round(at_s - self.zero_s, 2), living, good]
-                for at_s, living, good in self.tracker.shares[::4]
-                if at_s >= self.zero_s
+                [round(at_s - self.zero_s, 2), *counts] for at_s, *counts in self.tracker.shares[::4] if at_s >= self.zero_s
             ],
             "load": [[round(at_s - self.zero_s, 1), *rest] for at_s, *rest in self.load],
         }

@@ -100,8 +100,8 @@ class Tracker:
     """Grows by one view at a time."""
 
     struck: list[Struck] = field(default_factory=list)
-    shares: list[tuple[float, int, int]] = field(default_factory=list)
-    """(seconds, replicas on machines without a fault, those of them that contribute)."""
+    shares: list[tuple[float, int, int, int, int]] = field(default_factory=list)
+    """(seconds, replicas on machines without a fault, those of them that contribute; the same for machines that have had none for `CONTRIBUTED_S`)."""
     _progress: dict[Life, tuple[int, float]] = field(default_factory=dict)
     _copies: list[Copy] = field(default_factory=list)
 
@@ -150,9 +150,11 @@ class Tracker:
 
     def _share(self, now_s: float, copies: Sequence[Copy]) -> None:
         under = {struck.node_id for struck in self.struck if struck.over_s is None}
+        back = {struck.node_id for struck in self.struck if struck.over_s is not None and now_s - struck.over_s < CONTRIBUTED_S}
         living = [copy for copy in copies if copy.pnode_id not in under]
-        good = [copy for copy in living if self._contributes(now_s, copy)]
-        self.shares.append((now_s, len(living), len(good)))
+        settled = [copy for copy in living if copy.pnode_id not in back]
+        good, settled_good = (sum(self._contributes(now_s, copy) for copy in some) for some in (living, settled))
+        self.shares.append((now_s, len(living), good, len(settled), settled_good))
 
     def _contributes(self, now_s: float, copy: Copy) -> bool:
         known = self._progress.get(copy.life)

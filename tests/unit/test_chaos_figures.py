@@ -65,6 +65,9 @@ def test_shares_count_in_windows_with_faults_only() -> None:
     assert conclude(document())["contributing"] == 0.75
     assert conclude(document())["contributing_least"] == 0.5
     assert conclude(document())["rate_kept_together"] == 0.75
+    assert "settled" not in conclude(document()), "runs that did not count it have no such figure"
+    counted = conclude(document(shares=[[5.0, 4, 0, 4, 0], [12.0, 4, 3, 3, 3], [32.0, 4, 2, 3, 2], [33.0, 4, 2, 0, 0]]))
+    assert (counted["contributing_least"], counted["settled"], counted["settled_least"]) == (0.5, 0.8333, 0.6667)
 
 
 def test_a_standstill_is_the_longest_gap() -> None:
@@ -138,8 +141,23 @@ def test_alive_is_not_contributing() -> None:
     for second in range(30):
         now = {"a": ("a.1", "p1", 5, 10 + second), "b": ("b.1", "p2", 5, min(15, 10 + second))}
         tracker.seen(float(second), view(now, {"p1": up, "p2": up}))
-    assert tracker.shares[8] == (8.0, 2, 2)
-    assert tracker.shares[-1] == (29.0, 2, 1)
+    assert tracker.shares[8] == (8.0, 2, 2, 2, 2)
+    assert tracker.shares[-1] == (29.0, 2, 1, 2, 1)
+
+
+def test_a_machine_that_has_just_come_back_is_counted_apart() -> None:
+    up = orchestrator_pb2.NODE_STATE_ACTIVE
+    tracker = Tracker()
+    for second in range(40):
+        now = {"a": ("a.1", "p1", 5, 10 + second), "b": ("b.1", "p2", 5, 10 + (second if second < 12 else 12))}
+        if second == 12:
+            struck = tracker.strikes(Fault(12.0, Kind.PAUSE, 1, 4.0), "p2", 12.0)
+        if second == 16:
+            struck.over_s = 16.0
+        tracker.seen(float(second), view(now, {"p1": up, "p2": up}))
+    assert tracker.shares[14] == (14.0, 1, 1, 1, 1)
+    assert tracker.shares[25] == (25.0, 2, 1, 1, 1)
+    assert tracker.shares[26] == (26.0, 2, 1, 2, 1)
 
 
 def test_every_crash_point_has_one_round() -> None:
