@@ -43,10 +43,8 @@ async def asked(home: Path, method: str, request: Any) -> Any:
     import grpc
 
     from dcnr.rpc.errors import error_from_rpc
-    from dcnr.rpc.polling import keep_polling
     from dcnr.v1 import local_pb2_grpc
 
-    keep_polling()
     options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.enable_http_proxy", 0)]
     # Else one call that failed has the next ones wait, and a daemon that has just started looks dead.
     options.append(("grpc.use_local_subchannel_pool", 1))

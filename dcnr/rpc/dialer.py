@@ -22,7 +22,6 @@ from dcnr.rpc.certificates import Certificates
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.errors import error_from_rpc
 from dcnr.rpc.options import channel_options
-from dcnr.rpc.polling import keep_polling
 from dcnr.rpc.resolving import Resolve, Resolver, numeric_only
 from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
 from trust.addresses import MAX_ADDRESSES, join_address, split_address
@@ -180,7 +179,6 @@ async def fetch_certificate(address: str, resolve: Resolve = numeric_only) -> by
 
 
 def _channel(certificate: bytes, peer_id: str, address: str, *, own_connection: bool) -> aio.Channel:
-    keep_polling()
     credentials = grpc.ssl_channel_credentials(root_certificates=certificate_pem(certificate))
     return aio.secure_channel(
         join_address(*split_address(address)), credentials, options=channel_options(peer_id, own_connection=own_connection)

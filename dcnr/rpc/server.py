@@ -13,7 +13,6 @@ from dcnr.ports import Clock
 from dcnr.rpc.guard import Guard, caller_of
 from dcnr.rpc.health import CHECK, Health
 from dcnr.rpc.options import server_options
-from dcnr.rpc.polling import keep_polling
 from dcnr.v1 import identity_pb2, identity_pb2_grpc
 from trust.addresses import join_address
 from trust.identity import NodeKey
@@ -62,7 +61,6 @@ class RpcServer:
             max_concurrent_per_peer=max_concurrent_per_peer,
             apart=apart,
         )
-        keep_polling()
         self._server = aio.server(interceptors=[self._guard], options=server_options())
         self._health.register(self._server)
         self.add(lambda server: identity_pb2_grpc.add_SessionServiceServicer_to_server(_Sessions(self._book, clock, apart), server))
