@@ -55,6 +55,15 @@ class ProcessLoop(_LoopBase):
         """As `call_soon`: there is one thread."""
         return self.call_soon(callback, *args, context=context)
 
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+        """Nothing comes from outside. gRPC asks each loop in which a server is made; where one refuses it takes it that none of this process reads, and from then on
+        an event for a loop that is closed ends the thread on which all the others rest (grpcio 1.85.1, `PollerCompletionQueue`).
+        """
+
+    def remove_reader(self, fd: Any) -> bool:
+        """Nobody reads."""
+        return False
+
     def call_at(self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> asyncio.TimerHandle:
         """Runs at a time of this loop."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)

@@ -114,6 +114,29 @@ class Watched:
         return any(event.kind == "woke_up" for event in self.daemon.journal.since(0))
 
 
+def test_a_server_that_is_made_in_a_simulated_loop_leaves_grpc_as_it_is_for_real_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: no loop of the tests' process refuses gRPC a reader, after which an event for a closed loop would end its polling thread, and every later call."""
+    refused: list[object] = []
+
+    def refuses(loop: object, *what: object) -> None:
+        refused.append(loop)
+        raise NotImplementedError
+
+    monkeypatch.setattr(asyncio.AbstractEventLoop, "add_reader", refuses)
+    home = Home(tmp_path / "home")
+    home.open()
+    watched = Watched(home, 1)
+    watched.loop.spawn(watched.story())
+    try:
+        watched.run(1.0)
+    finally:
+        watched.loop.bury()
+        home.close()
+    assert refused == []
+
+
 @pytest.mark.parametrize("num_replicas", [1, 3])
 def test_a_slow_directory_is_no_sleep_and_is_asked_one_thing_at_a_time(tmp_path: Path, num_replicas: int) -> None:
     home = Home(tmp_path / "home")
