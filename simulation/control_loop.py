@@ -56,8 +56,8 @@ class ProcessLoop(_LoopBase):
         return self.call_soon(callback, *args, context=context)
 
     def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
-        """Nothing comes from outside. gRPC asks each loop in which a server is made; where one refuses it takes it that none of this process reads, and from then on
-        an event for a loop that is closed ends the thread on which all the others rest (grpcio 1.85.1, `PollerCompletionQueue`).
+        """Nothing comes from outside. gRPC asks each loop in which a server is made; where one refuses, it takes it that none of this process reads, and from
+        then on an event for a loop that is closed ends the thread on which all the others rest (grpcio 1.85.1, `PollerCompletionQueue`).
         """
 
     def remove_reader(self, fd: Any) -> bool:
