@@ -6,7 +6,9 @@ that uses it is killed (each child watches its standard input, a pipe that close
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shlex
 import signal
 import socket
@@ -384,13 +386,13 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """``count`` different TCP ports of an address of this machine that are free now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for item in sockets:
+    """``count`` different TCP ports of an address of this machine that are free now, below those that a system gives to whoever asks for any."""
+    found: list[int] = []
+    for port in secrets.SystemRandom().sample(range(20_000, 32_000), 1_000):
+        if len(found) == count:
+            break
+        with socket.socket() as item, contextlib.suppress(OSError):
             item.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            item.bind((host, 0))
-        return [int(item.getsockname()[1]) for item in sockets]
-    finally:
-        for item in sockets:
-            item.close()
+            item.bind((host, port))
+            found.append(port)
+    return found

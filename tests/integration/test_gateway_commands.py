@@ -109,7 +109,7 @@ def test_a_draft_of_one_maintainer_is_submitted_by_its_signed_request_alone(
         answer = client.post("/v1/jobs", json={"envelope": envelope}, headers=authorization)
         assert answer.is_success, answer.text
         job = client.get(f"/v1/jobs/{answer.json()['job_id']}", headers=authorization).json()
-    assert job["state"] == "JOB_STATE_QUEUED", job
+    assert job["state"] in ("JOB_STATE_QUEUED", "JOB_STATE_PLACING"), job  # nobody is there to learn it
 
 
 def test_alone(beside: tuple[LocalNetwork, Path], tmp_path: Path) -> None:
