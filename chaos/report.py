@@ -98,6 +98,10 @@ def run_table(document: dict[str, Any]) -> str:
     figures, outcome = document["figures"], document["outcome"]
     kept = [shown(pair["kept"]) for pair in figures["pairs"]]
     losses = [value for value in outcome["loss"].values() if value is not None]
+    settled: list[str] = []
+    if "settled" in figures:
+        both = f"{shown(figures['settled'])}, {shown(figures['settled_least'])}"
+        settled = [f"| both of machines that have had none for ten seconds | {both} |"]
     lines = [
         "| figure | value |",
         "|---|---|",
@@ -108,13 +112,7 @@ def run_table(document: dict[str, Any]) -> str:
         f"| rate kept, all pairs together | {shown(figures['rate_kept_together'])} |",
         f"| replicas on machines without a fault that contribute, on average | {shown(figures['contributing'])} |",
         f"| and at least, at any time | {shown(figures['contributing_least'])} |",
-        *(
-            []
-            if "settled" not in figures
-            else [
-                f"| both of machines that have had none for ten seconds | {shown(figures['settled'])}, {shown(figures['settled_least'])} |",
-            ]
-        ),
+        *settled,
         f"| longest time without progress anywhere | {shown(figures['longest_gap_s'])} s |",
         f"| job | {outcome['state']} |",
         f"| VNodes whose lineage is exactly all batches | {figures['lineages_exact']} of {outcome['num_vnodes']} |",

@@ -386,13 +386,13 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """``count`` different TCP ports of an address of this machine that are free now, below those that a system gives to whoever asks for any."""
+    """``count`` different TCP ports of an address of this machine that are free now, below those that a system gives to whoever asks for any; else OSError."""
     found: list[int] = []
     for port in secrets.SystemRandom().sample(range(20_000, 32_000), 1_000):
-        if len(found) == count:
-            break
         with socket.socket() as item, contextlib.suppress(OSError):
             item.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             item.bind((host, port))
             found.append(port)
-    return found
+        if len(found) >= count:
+            return found[:count]
+    raise OSError(f"{host} has no {count} free ports")
