@@ -25,6 +25,7 @@ NAMES: Final = (
     "failure",
     "store_away",
     "suspicion",
+    "gossip",
     "discovery",
     "deciders",
     "scale",

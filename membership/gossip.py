@@ -21,6 +21,7 @@ from dcnr.ids import NodeId, check_node_id
 from dcnr.limits import ADVERT_LIFETIME_S, MAX_ADVERTS_PER_EXCHANGE, MAX_CLOCK_SKEW_S
 from dcnr.ports import Random
 from dcnr.v1 import identity_pb2, membership_pb2
+from membership.circle import Circle
 from trust.addresses import ip_of, public_subnet, split_address
 from trust.records import VerifiedAdvert, open_advert
 
@@ -104,7 +105,9 @@ class View:
         self._farewells: OrderedDict[str, tuple[VerifiedAdvert, int]] = OrderedDict()
         self._suspects: OrderedDict[str, tuple[tuple[int, int], int]] = OrderedDict()
         self._trouble: dict[str, _Trouble] = {}
+        self._circle = Circle()
         self.own: VerifiedAdvert | None = None
+        self._own_exchanges = 0
         self.own_seen: tuple[int, int] = (0, 0)
         """Highest order under which an advert of our own came back to us: after a lost disk it may be above ours."""
         self.num_refused: Counter[str] = Counter()
@@ -144,7 +147,7 @@ class View:
         advert = open_advert(envelope, network_id=self._network_id, now_wall=now_wall)
         if advert.node_id != self._own_id or (self.own is not None and advert.order <= self.own.order):
             raise InvalidInput("the own advert is not newer", code="bad_advert")
-        self.own = advert
+        self.own, self._own_exchanges = advert, RUMOUR_EXCHANGES
         return advert
 
     def offer_all(self, envelopes: Iterable[identity_pb2.Envelope], now_wall: float) -> list[GossipEvent]:
@@ -222,10 +225,11 @@ class View:
     # Exchanging
 
     def partners(self, rng: Random, count: int, now: float) -> list[VerifiedAdvert]:
-        """Up to ``count`` nodes to exchange with, at random, without those that failed lately (``now``: monotonic); if all did, any."""
+        """Up to ``count`` nodes to exchange with (`Circle`), without those that failed lately (``now``: monotonic); if all did, any."""
         with_address = [a for a in self.members() if a.advert.control_addresses]
         willing = [a for a in with_address if self._trouble.get(a.node_id, _NO_TROUBLE).until <= now] or with_address
-        return rng.sample(willing, min(count, len(willing)))
+        again = [node_id for node_id, trouble in self._trouble.items() if trouble.until <= now]
+        return self._circle.partners(rng, willing, again, count, now)
 
     def failed(self, node_id: str, now: float) -> None:
         """An exchange with the node failed: it is left alone for a time that doubles."""
@@ -258,8 +262,9 @@ class View:
         ]
 
     def news(self, limit: int = MAX_ADVERTS_PER_EXCHANGE) -> list[identity_pb2.Envelope]:
-        """What to push in an exchange: our own advert, then what we learned lately."""
-        own = [self.own.envelope] if self.own else []
+        """What to push in an exchange: our own advert while that is new, then what we learned lately. Who lacks anything else asks for it (`known`)."""
+        own = [self.own.envelope] if self.own and self._own_exchanges else []
+        self._own_exchanges -= len(own)
         for node_id, (advert, left) in list(self._farewells.items())[: limit - len(own)]:
             own.append(advert.envelope)
             self._farewells[node_id] = (advert, left - 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dcnr.ids import NodeId
 from dcnr.v1 import identity_pb2, membership_pb2
-from membership.gossip import Gone, GoneReason, Joined, Updated, View
+from membership.gossip import RUMOUR_EXCHANGES, Gone, GoneReason, Joined, Updated, View
 from membership.network_time import NetworkTime
 from trust.identity import NodeKey
 from trust.records import VerifiedAdvert, make_advert
@@ -189,6 +189,14 @@ def test_an_advert_of_an_earlier_life_is_noticed() -> None:
     here.set_own(advert(KEYS[3], (1, 2)), NOW)
     assert here.offer(advert(KEYS[3], (9, 9)), NOW) == []
     assert here.own_seen == (9, 9)
+
+
+def test_the_own_advert_is_news_for_a_few_rounds_and_again_when_it_changes() -> None:
+    here = view(KEYS[3])
+    for order in ((1, 2), (1, 3)):
+        own = here.set_own(advert(KEYS[3], order), NOW).envelope
+        assert [own in here.news() for _ in range(RUMOUR_EXCHANGES + 3)] == [True] * RUMOUR_EXCHANGES + [False] * 3
+    assert own in here.news_for([], random.Random(1), NOW), "who lacks it is given it all the same"
 
 
 def test_partners_that_fail_are_left_alone_for_a_while() -> None:
