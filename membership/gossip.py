@@ -22,11 +22,14 @@ from dcnr.limits import ADVERT_LIFETIME_S, MAX_ADVERTS_PER_EXCHANGE, MAX_CLOCK_S
 from dcnr.ports import Random
 from dcnr.v1 import identity_pb2, membership_pb2
 from membership.circle import Circle
+from membership.ring import WHOLE, Stretch
 from trust.addresses import ip_of, public_subnet, split_address
 from trust.records import VerifiedAdvert, open_advert
 
 MAX_PNODES: Final = 256
 MAX_KNOWN_PER_EXCHANGE: Final = 1024
+KNOWN_AT_ONCE: Final = 48
+"""Nodes in what one exchange says is known: the next one speaks of another stretch, so that its size does not grow with the view."""
 MAX_GONE: Final = 4096
 MAX_FAREWELLS: Final = 64
 MAX_SUSPECTS: Final = 64
@@ -131,14 +134,20 @@ class View:
         """All other nodes, by id."""
         return [self._adverts[node_id] for node_id in sorted(self._adverts)]
 
-    def known(self) -> list[membership_pb2.KnownNode]:
-        """What we have, in short, for an exchange; also of nodes that are gone, so that nobody sends their adverts again."""
+    def known(self, rng: Random) -> tuple[list[membership_pb2.KnownNode], Stretch]:
+        """What we have on some stretch of the ring of ids, in short, for an exchange; also of nodes that are gone, so that nobody sends their adverts again."""
         orders = {node_id: order for node_id, (order, _) in list(self._gone.items())[-MAX_SUSPECTS:]}
-        members = self.members()[: MAX_KNOWN_PER_EXCHANGE - MAX_SUSPECTS - 1]
-        orders.update((a.node_id, a.order) for a in members + ([self.own] if self.own else []))
-        return [
-            membership_pb2.KnownNode(node_id=node_id, incarnation=order[0], sequence=order[1]) for node_id, order in orders.items()
+        orders.update((a.node_id, a.order) for a in [*self._adverts.values(), *([self.own] if self.own else [])])
+        ids, stretch = sorted(orders), WHOLE
+        if len(ids) > KNOWN_AT_ONCE:
+            [at] = rng.sample(range(len(ids)), 1)
+            *ids, before = (ids[at:] + ids[:at])[: KNOWN_AT_ONCE + 1]
+            stretch = Stretch(ids[0], before)
+        short = [
+            membership_pb2.KnownNode(node_id=node_id, incarnation=orders[node_id][0], sequence=orders[node_id][1])
+            for node_id in ids
         ]
+        return short, stretch
 
     # Taking in
 
@@ -190,7 +199,8 @@ class View:
         evicted = self._evict(now_wall)
         if node_id not in self._adverts:
             return []  # it was itself the one too many
-        self._rumours[node_id] = RUMOUR_EXCHANGES
+        if previous is None or not _only_renewed(previous, advert):
+            self._rumours[node_id] = RUMOUR_EXCHANGES
         return [Joined(advert) if previous is None else Updated(previous, advert), *evicted]
 
     def expire(self, now_wall: float) -> list[GossipEvent]:
@@ -278,14 +288,15 @@ class View:
         return own + [self._adverts[node_id].envelope for node_id in chosen]
 
     def news_for(
-        self, known: Sequence[membership_pb2.KnownNode], rng: Random, now_wall: float, limit: int = MAX_ADVERTS_PER_EXCHANGE
-    ) -> list[identity_pb2.Envelope]:
-        """What somebody who has ``known`` lacks: orchestrators first, then our own advert, then others at random."""
+        self, known: Sequence[membership_pb2.KnownNode], rng: Random, now_wall: float, limit: int = MAX_ADVERTS_PER_EXCHANGE,
+        within: Stretch = WHOLE,
+    ) -> list[identity_pb2.Envelope]:  # fmt: skip
+        """What somebody who has ``known`` lacks of that stretch: orchestrators first, then our own advert, then others at random."""
         theirs = {k.node_id: (k.incarnation, k.sequence) for k in known[:MAX_KNOWN_PER_EXCHANGE]}
         adverts = [a for a in self.members() if a.expires_wall > now_wall]
         if self.own is not None and self.own.expires_wall > now_wall:
             adverts.insert(0, self.own)
-        lacking = [a for a in adverts if theirs.get(a.node_id, (-1, -1)) < a.order]
+        lacking = [a for a in adverts if a.node_id in within and theirs.get(a.node_id, (-1, -1)) < a.order]
         first = [a for a in lacking if a.is_orchestrator] + [a for a in lacking if a is self.own and not a.is_orchestrator]
         rest = [a for a in lacking if a not in first]
         return [a.envelope for a in (first + rng.sample(rest, len(rest)))[:limit]]
@@ -345,6 +356,15 @@ class View:
 
 def _is_farewell(advert: VerifiedAdvert) -> bool:
     return advert.advert.expires_unix_ms - advert.advert.issued_unix_ms <= LEAVING_LIFETIME_S * 1000
+
+
+def _only_renewed(previous: VerifiedAdvert, advert: VerifiedAdvert) -> bool:
+    """Whether it says what the one before said, for longer. That is no news: who exchanges gets it in time, and to push it would cost more than all else."""
+    earlier, later = (membership_pb2.Advert.FromString(one.envelope.payload) for one in (previous, advert))
+    for one in (earlier, later):
+        for name in ("sequence", "issued_unix_ms", "expires_unix_ms"):
+            one.ClearField(name)
+    return earlier == later
 
 
 def _crowd_of(advert: VerifiedAdvert) -> str:

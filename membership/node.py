@@ -319,9 +319,10 @@ class Membership:
         if not partners:
             return
         entries = [str(entry) for entry in self._seeker.entries_for_others()]
+        known, stretch = self._view.known(self._rng)
         request = membership_pb2.ExchangeRequest(
-            adverts=self._view.news(), known=self._view.known(), bootstrap=entries, suspects=self._view.suspects()
-        )
+            adverts=self._view.news(), known=known, known_from=stretch.first, known_before=stretch.before, bootstrap=entries, suspects=self._view.suspects(),
+        )  # fmt: skip
         async with asyncio.TaskGroup() as group:
             for partner in partners:
                 group.create_task(self._exchange(partner, request))

@@ -20,6 +20,7 @@ from membership.network_time import NetworkTime
 from membership.reach_desk import ReachDesk
 from membership.relay_desk import RelayDesk
 from membership.relay_streams import CallStream
+from membership.ring import Stretch
 from trust.in_force import InForce
 from trust.rates import Rate, TokenBuckets
 from trust.records import VerifiedAdvert
@@ -100,7 +101,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             or len(request.bootstrap) > MAX_BOOTSTRAP_ENTRIES
         ):
             raise InvalidInput("more adverts, nodes or entries than an exchange may hold", code="exchange_too_large")
-        lacking = self._gossip.view.news_for(request.known, self._rng, self._time.wall())
+        stretch = Stretch(request.known_from, request.known_before)
+        lacking = self._gossip.view.news_for(request.known, self._rng, self._time.wall(), within=stretch)
         self._gossip.take(request.adverts)
         self._gossip.hear_of(request.bootstrap, caller_of(context).subnet)
         self._gossip.suspect(request.suspects)

@@ -625,13 +625,19 @@ class ExchangeRequest(_message.Message):
     KNOWN_FIELD_NUMBER: _builtins.int
     BOOTSTRAP_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
+    KNOWN_FROM_FIELD_NUMBER: _builtins.int
+    KNOWN_BEFORE_FIELD_NUMBER: _builtins.int
+    known_from: _builtins.str
+    """the stretch begins with this id; empty, as known_before then is: it is the whole ring"""
+    known_before: _builtins.str
+    """and ends before this one"""
     @_builtins.property
     def adverts(self) -> _containers.RepeatedCompositeFieldContainer[_identity_pb2.Envelope]:
         """news for the callee; at most 64"""
 
     @_builtins.property
     def known(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownNode]:
-        """what the caller has; at most 1024"""
+        """what the caller has on the stretch of the ring of ids below; at most 1024"""
 
     @_builtins.property
     def bootstrap(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -648,10 +654,12 @@ class ExchangeRequest(_message.Message):
         known: _abc.Iterable[Global___KnownNode] | None = ...,
         bootstrap: _abc.Iterable[_builtins.str] | None = ...,
         suspects: _abc.Iterable[Global___KnownNode] | None = ...,
+        known_from: _builtins.str = ...,
+        known_before: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adverts", b"adverts", "bootstrap", b"bootstrap", "known", b"known", "suspects", b"suspects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adverts", b"adverts", "bootstrap", b"bootstrap", "known", b"known", "known_before", b"known_before", "known_from", b"known_from", "suspects", b"suspects"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -674,7 +682,7 @@ class ExchangeResponse(_message.Message):
     """newest version of the network document that the callee has; 0: not told"""
     @_builtins.property
     def adverts(self) -> _containers.RepeatedCompositeFieldContainer[_identity_pb2.Envelope]:
-        """newer than, or absent from, what the caller has; at most 64"""
+        """newer than, or absent from, what the caller has on its stretch; at most 64"""
 
     @_builtins.property
     def bootstrap(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

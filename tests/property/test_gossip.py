@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcnr.ids import NodeId
+from dcnr.limits import MAX_ADVERTS_PER_EXCHANGE
 from dcnr.v1 import identity_pb2, membership_pb2
-from membership.gossip import RUMOUR_EXCHANGES, Gone, GoneReason, Joined, Updated, View
+from membership.gossip import KNOWN_AT_ONCE, RUMOUR_EXCHANGES, Gone, GoneReason, Joined, Updated, View
 from membership.network_time import NetworkTime
 from trust.identity import NodeKey
 from trust.records import VerifiedAdvert, make_advert
@@ -37,12 +38,12 @@ def view(own: NodeKey = KEYS[7], **options: Any) -> View:
     return View(own.node_id, NETWORK, is_orchestrator=ORCHESTRATORS.__contains__, salt=b"salt", **options)
 
 
-def verified(number: int, address: str, *, orchestrator: bool = False) -> VerifiedAdvert:
+def verified(number: int, address: str, *, orchestrator: bool = False, sequence: int = 1) -> VerifiedAdvert:
     """A made-up node: the core does not look at signatures again."""
     kind = membership_pb2.NODE_KIND_ORCHESTRATOR if orchestrator else membership_pb2.NODE_KIND_PNODE
     node_id = NodeId(f"{number:040x}")
     message = membership_pb2.Advert(
-        network_id=NETWORK, node_id=node_id, kind=kind, incarnation=1, sequence=1, control_addresses=[address],
+        network_id=NETWORK, node_id=node_id, kind=kind, incarnation=1, sequence=sequence, control_addresses=[address],
         issued_unix_ms=int(NOW * 1000), expires_unix_ms=int((NOW + 100) * 1000),
     )  # fmt: skip
     return VerifiedAdvert(message, node_id, None, identity_pb2.Envelope(payload=message.SerializeToString()))
@@ -84,7 +85,8 @@ def test_everybody_learns_everything_by_exchanges(seed: int, count: int) -> None
         for here in views:
             for partner in here.partners(rng, 1, 0.0):
                 there = next(v for v in views if v.own is not None and v.own.node_id == partner.node_id)
-                answer = there.news_for(here.known(), rng, NOW)
+                known, stretch = here.known(rng)
+                answer = there.news_for(known, rng, NOW, within=stretch)
                 there.offer_all(here.news(), NOW)
                 here.offer_all(answer, NOW)
                 here.check()
@@ -189,6 +191,43 @@ def test_an_advert_of_an_earlier_life_is_noticed() -> None:
     here.set_own(advert(KEYS[3], (1, 2)), NOW)
     assert here.offer(advert(KEYS[3], (9, 9)), NOW) == []
     assert here.own_seen == (9, 9)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 150), st.integers(0, 150))
+@settings(max_examples=30)
+def test_exchanges_speak_of_a_stretch_of_bounded_size_and_of_everything_in_turn(seed: int, count: int, newer: int) -> None:
+    """What an exchange says does not grow with the view; it asks for nothing twice that is there, and a few of them bring all that somebody else knows."""
+    rng, here, there = random.Random(seed), view(), view(KEYS[6])
+    for number in range(count):
+        here.believe(verified(number + 1, "10.0.0.1:1"), NOW)
+        there.believe(verified(number + 1, "10.0.0.1:1", sequence=2 if number < newer else 1), NOW)
+    for _ in range(200):
+        known, stretch = here.known(rng)
+        assert len(known) == min(KNOWN_AT_ONCE, count)
+        assert all(one.node_id in stretch for one in known)
+        lacking = {(a.node_id, a.order[1]) for a in there.members() if a.node_id in stretch} - {
+            (k.node_id, k.sequence) for k in known
+        }
+        answer = there.news_for(known, rng, NOW, within=stretch)
+        assert len(answer) == min(len(lacking), MAX_ADVERTS_PER_EXCHANGE)
+        for envelope in answer:
+            message = membership_pb2.Advert.FromString(envelope.payload)
+            here.believe(VerifiedAdvert(message, NodeId(message.node_id), None, envelope), NOW)
+    assert [a.order for a in here.members()] == [a.order for a in there.members()]
+
+
+def test_who_says_the_same_for_longer_is_no_news_to_push() -> None:
+    """Every node renews its advert every minute: pushed like news, renewals would be most of what a line carries."""
+    here, there = view(), view(KEYS[6])
+    first, renewed, moved = (
+        advert(KEYS[0], order, **changes)
+        for order, changes in (((1, 2), {}), ((1, 3), {"now_wall": NOW + 1}), ((1, 4), {"control_addresses": ["127.0.0.1:7701"]}))
+    )
+    for envelope, is_pushed in ((first, True), (renewed, False), (moved, True)):
+        here.offer(envelope, NOW + 2)
+        assert [envelope in here.news() for _ in range(RUMOUR_EXCHANGES)] == [is_pushed] * RUMOUR_EXCHANGES
+        known, stretch = there.known(random.Random(1))
+        assert here.news_for(known, random.Random(1), NOW + 2, within=stretch) == [envelope], "who asks is given it"
 
 
 def test_the_own_advert_is_news_for_a_few_rounds_and_again_when_it_changes() -> None:
