@@ -342,10 +342,21 @@ def test_commits_of_anchors_and_the_state_after_them_are_one_interval() -> None:
     after = commit(sequence=8, parent_digest=ANCHOR, parent_commit=digest_of_envelope(named))
     strange = commit(sequence=8, parent_digest=ANCHOR, parent_commit=digest_of_envelope(first), replica="a.1")
     again = commit(sequence=7, parent_digest=ANCHOR, parent_commit=digest_of_envelope(first))
-    pairs = [[first, other], [last, first], [named, after], [first, strange], [first, again], [delta(), last], [first, delta()]]
+    whole = commit()
+    next_one = commit(sequence=8, parent_digest=AFTER, parent_commit=digest_of_envelope(whole))
+    pairs = [
+        [whole, next_one],
+        [first, other],
+        [last, first],
+        [named, after],
+        [first, strange],
+        [first, again],
+        [delta(), last],
+        [first, delta()],
+    ]
     for pair in (*pairs, [delta("a.0"), last], [first, delta("a.0")]):
         with pytest.raises(Refused):
-            verify(record(statements=pair, challenged=[ANCHOR]), NETWORK, never, TOLERANCE)
+            verify(record(statements=pair, challenged=[AFTER if pair[0] is whole else ANCHOR]), NETWORK, never, TOLERANCE)
 
 
 def test_the_place_of_a_contradiction_is_counted_over_all_logs() -> None:

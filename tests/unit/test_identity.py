@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused
 from dcnr.ids import node_id_of
 from dcnr.v1 import identity_pb2
-from trust.addresses import check_addresses, is_public, join_address, split_address, subnet_of
+from trust.addresses import check_addresses, is_loopback, is_public, join_address, split_address, subnet_of
 from trust.envelope import (
     MAX_SIGNATURES,
     check_signature,
@@ -395,3 +395,8 @@ def test_addresses() -> None:
         False,
         True,
     ]
+
+
+def test_only_this_machine_itself_comes_from_loopback() -> None:
+    addresses = ("127.0.0.1", "127.9.9.9", "::1", "10.0.0.1", "8.8.8.8", "2001:db8::1", "localhost", "node.example.org")
+    assert [is_loopback(one) for one in addresses] == [True] * 3 + [False] * 5

@@ -301,6 +301,7 @@ def test_malformed_content_is_refused_when_made_and_when_read() -> None:
         changed(orchestrator_ids=["0" * 40] * 2),
         changed(trusted_pnodes=[identity_pb2.TrustedPNode(node_id=f"{number:040x}") for number in range(1025)]),
         changed(trusted_pnodes=[identity_pb2.TrustedPNode(node_id="x")]),
+        changed(data_hosts=["data.example.org"] * 2),
         changed(bootstrap=["0" * 40 + "@127.0.0.1:1"] * 65),
         changed(bootstrap=["0" * 40 + "@nowhere"]),
         changed(bootstrap=["x@127.0.0.1:1"]),

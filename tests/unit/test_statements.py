@@ -10,7 +10,7 @@ from dcnr.errors import Corrupt, DcnrError, Refused
 from dcnr.intervals import IntervalSet
 from dcnr.limits import MAX_OBJECT_BYTES
 from dcnr.v1 import identity_pb2, model_pb2
-from trust.commits import Place, follows, open_commit, open_delta
+from trust.commits import Place, begins_interval, follows, open_commit, open_delta
 from trust.delegation import make_delegation
 from trust.envelope import seal
 from trust.identity import NodeKey
@@ -138,3 +138,16 @@ def test_a_commit_follows_the_state_or_the_anchor_of_its_parent_with_a_higher_nu
     assert after(parent_digest="a")
     parent.state_digest = "s"
     assert not after(parent_digest="a"), "nobody replays up to an anchor beside a state"
+
+
+def test_an_interval_begins_after_a_state_after_another_life_and_with_the_first_commit() -> None:
+    found = open_commit(commit(parent_digest="3" * 64), PLACE)
+    behind_anchor = {"state_digest": "", "anchor_digest": "3" * 64}
+    before = {
+        "nothing": None,
+        "a state": open_commit(commit(), PLACE),
+        "an anchor": open_commit(commit(**behind_anchor), PLACE),
+        "an anchor of another replica": open_commit(commit(replica="a.1", **behind_anchor), PLACE),
+    }
+    begins = {name for name, one in before.items() if begins_interval(found, one)}
+    assert begins == {"nothing", "a state", "an anchor of another replica"}
