@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -82,14 +82,8 @@ class Budget:
         ``used_disk_bytes``: what each replica, and `CACHE`, takes of the disk already. The rest of what was reserved for others is promised: of what is
         free it is free no more.
         """
+        self._check_memory(replica, wanted.memory_bytes)
         others = [item for name, item in self._reserved.items() if name != replica]
-        free_memory = self.usable_memory_bytes - sum(item.memory_bytes for item in others)
-        if wanted.memory_bytes > free_memory:
-            raise Refused(
-                f"{replica} needs {_mib(wanted.memory_bytes)} MiB of memory, {_mib(free_memory)} of {_mib(self.usable_memory_bytes)} MiB are free",
-                code="too_little_memory", remedy=self._more_memory(),
-                needed_bytes=wanted.memory_bytes, free_bytes=free_memory,
-            )  # fmt: skip
         promised = self._promised_bytes(replica, used_disk_bytes)
         free_disk = min(
             self.allowed.disk_bytes - sum(item.disk_bytes for item in others),
@@ -103,6 +97,23 @@ class Budget:
             )  # fmt: skip
         self._reserved[replica] = wanted
         self._found.discard(replica)
+
+    def widen(self, replica: str, memory_bytes: int) -> None:
+        """What ``replica`` has reserved becomes so much memory where that is more; nothing for one that has reserved nothing. Raises Refused as `admit`: then
+        it has what it had.
+        """
+        held = self._reserved.get(replica)
+        if held is not None and memory_bytes > held.memory_bytes:
+            self._check_memory(replica, memory_bytes)
+            self._reserved[replica] = replace(held, memory_bytes=memory_bytes)
+
+    def _check_memory(self, replica: str, needed: int) -> None:
+        free = self.usable_memory_bytes - sum(item.memory_bytes for name, item in self._reserved.items() if name != replica)
+        if needed > free:
+            raise Refused(
+                f"{replica} needs {_mib(needed)} MiB of memory, {_mib(free)} of {_mib(self.usable_memory_bytes)} MiB are free",
+                code="too_little_memory", remedy=self._more_memory(), needed_bytes=needed, free_bytes=free,
+            )  # fmt: skip
 
     def _promised_bytes(self, replica: str, used: Mapping[str, int]) -> int:
         """Disk that is reserved for others and that they do not use yet."""

@@ -377,7 +377,7 @@ class Daemon:
                 for _ in range(int(MEASURE_DISK_S / REFRESH_S)):
                     await asyncio.sleep(REFRESH_S)
                     self._passing.review()
-                    if self._line.review():
+                    if self._line.review() or self._duties.may_grow:
                         self._group.create_task(self._duties.reconcile())
                     await asyncio.gather(self._relaying.refresh(), self._neighbours.refresh())
 

@@ -196,6 +196,11 @@ class Duties:
         """All replicas, sorted by id."""
         return sorted((item for entry in self._models for item in entry.hosted.values()), key=lambda item: item.assignment.replica)
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether there is room now for what a replica lacks to work with its siblings: `reconcile` gives it."""
+        return any(0 < one.lacks_bytes <= self._budget.free_memory_bytes for one in self.hosted)
+
     def neighbours(self) -> list[tuple[str, model_pb2.Neighbour]]:
         """Predecessors and siblings of all hosted replicas, each with its model: the machines that this worker dials."""
         return [

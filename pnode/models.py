@@ -12,6 +12,7 @@ from dcnr.ids import NodeId, check_name
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from pnode.authority import Authority
 from trust.network import NetworkPolicy
+from vnode.costs import ReplicaCost
 
 MAX_MODELS: Final = 2
 """The model that is served and its successor."""
@@ -38,6 +39,10 @@ class Hosted:
     """It has reported on it since."""
     num_waits: int = 0
     """How often it waited for the head that names its plan."""
+    cost: ReplicaCost | None = None
+    """Once its job is known."""
+    lacks_bytes: int = 0
+    """Of memory, without which it works alone though the plan gives it siblings."""
 
     def await_head(self, head: model_pb2.Head | None, desired: model_pb2.DesiredState, policy: NetworkPolicy) -> None:
         """Where audits are in force: raises Unavailable (``head_awaited``) a few times while ``head`` is older than the plan, since its manifest may not say

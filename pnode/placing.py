@@ -17,7 +17,7 @@ from pnode.budget import Budget
 from pnode.leaving import Leaving
 from pnode.models import Hosted, Model
 from pnode.orders import Orders
-from pnode.provision import Provisioner
+from pnode.provision import Job, Provisioner
 from trust.network import NetworkPolicy
 
 RETRY_FIRST_S: Final = 0.5
@@ -71,7 +71,7 @@ class Placing:
         if why := self.resting():
             raise Unavailable(why, code="resting")
         job = await self.provisioner.job(desired)
-        cost = self.provisioner.cost(job, assignment.vnode)
+        cost = hosted.cost = self.provisioner.cost(job, assignment.vnode)
         wanted, used = self.orders.reservation(cost, assignment), await self.orders.options.used_disk_bytes()
         free = self.orders.options.free_disk_bytes()
         try:
@@ -86,7 +86,7 @@ class Placing:
         state, remarks = await self.provisioner.state(job, assignment.vnode, named, donors, replica=assignment.replica)
         for remark in remarks:
             self.say("checkpoint_unusable", assignment.replica, remark)
-        message = self.orders.host(desired, hosted.assignment, job)
+        message = self._order(desired, hosted, job)
         message.state_path, message.state_digest, message.state_commit = str(state.path), state.digest, state.commit_digest
         message.from_earlier_job = state.is_of_earlier_job
         hosted.num_batches = int(message.num_batches)
@@ -106,4 +106,22 @@ class Placing:
         except DcnrError as error:
             self.say("provisioning_waits", hosted.assignment.replica, error.message)
             return
-        await self.send(local_pb2.ToWorker(host=self.orders.host(desired, hosted.assignment, job)))
+        await self.send(local_pb2.ToWorker(host=self._order(desired, hosted, job)))
+
+    def _order(self, desired: model_pb2.DesiredState, hosted: Hosted, job: Job) -> local_pb2.HostReplica:
+        """As desired, within what the volunteer lends: with siblings a replica takes more memory, and one that runs without room for that works alone until
+        there is some.
+        """
+        order, replica = self.orders.host(desired, hosted.assignment, job), hosted.assignment.replica
+        lacked, hosted.lacks_bytes = hosted.lacks_bytes, 0
+        if hosted.cost is None:
+            return order
+        wanted = self.orders.reservation(hosted.cost, hosted.assignment)
+        try:
+            self.budget.widen(replica, wanted.memory_bytes)
+        except Refused as error:
+            hosted.lacks_bytes = wanted.memory_bytes - self.budget.reserved[replica].memory_bytes
+            order.assignment.ClearField("siblings")
+            if not lacked:
+                self.say("provisioning_waits", replica, f"it works without its siblings: {error.message}")
+        return order

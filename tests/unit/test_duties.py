@@ -17,7 +17,7 @@ from dcnr.intervals import IntervalSet
 from dcnr.limits import MIB
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode.authority import Source
-from pnode.budget import Budget, Limits
+from pnode.budget import AUDIT, Budget, Limits, Reservation
 from pnode.duties import Duties
 from pnode.headcheck import HeadCheck
 from pnode.home import Home
@@ -45,7 +45,7 @@ class Supply:
         self.asked, self.come = asyncio.Event(), asyncio.Event()
         self.fails: Iterator[Exception] = iter(())
         self.places: list[tuple[str, list[str]]] = []
-        self.memory_bytes, self.num_jobs = 1, 0
+        self.memory_bytes, self.sharing_bytes, self.num_jobs = 1, 1, 0
 
     def placed(self, model: str, job_id: str, replicas: Iterable[str]) -> None:
         self.places.append((model, sorted(replicas)))
@@ -55,7 +55,7 @@ class Supply:
         return self._job
 
     def cost(self, job: Job, vnode: str) -> ReplicaCost:
-        return ReplicaCost(1, self.memory_bytes, 1, 1, 1.0)
+        return ReplicaCost(1, self.memory_bytes, self.sharing_bytes, 1, 1.0)
 
     async def state(self, *arguments: object, **named: object) -> tuple[StartingState, list[str]]:
         self.asked.set()
@@ -74,13 +74,14 @@ class Rig:
         self.supply, self.reads = Supply(root), asyncio.Event()
         self.reads.set()
         self.told: list[local_pb2.ToWorker] = []
+        self.said: list[tuple[str, str, str]] = []
         self.resting = ""
         self.budget = Budget(Limits(1, 1024 * MIB, MIB, 0))
         self.duties = Duties(
             node_id=ME, policy=lambda: POLICY, home=home, provisioner=self._any(self.supply), budget=self.budget,
             heads=HeadCheck(policy=lambda: POLICY, orchestrators=self._any(nobody), rule=AddressRule),
             options=HostingOptions(threads=1, spool_bytes=0, free_disk_bytes=lambda: MIB), send=self._send, hosted_changed=lambda: None,
-            say=lambda kind, subject, reason: None, clock=self._any(None), group=group,
+            say=lambda *event: self.said.append(event), clock=self._any(None), group=group,
             resting=lambda: self.resting,
         )  # fmt: skip
 
@@ -97,8 +98,12 @@ class Rig:
         content = model_pb2.Head(network_id=POLICY.network_id, model=MODEL, epoch=1, holder=HOLDER.node_id, sequence=1)
         await self.duties.head_received(seal(identity_pb2.DOMAIN_HEAD, content, HOLDER), Source.OWN_GET)
 
-    async def desire(self, sequence: int, *, halted: bool = False, placed: bool = True, replica: str = REPLICA) -> None:
-        assignment = model_pb2.DesiredAssignment(vnode=replica.partition(".")[0], replica=replica, role=model_pb2.ROLE_PRIMARY)
+    async def desire(
+        self, sequence: int, *, halted: bool = False, placed: bool = True, replica: str = REPLICA, siblings: int = 0
+    ) -> None:
+        vnode = replica.partition(".")[0]
+        others = [model_pb2.Neighbour(vnode=vnode, replica=f"{vnode}.{number}") for number in range(1, 1 + siblings)]
+        assignment = model_pb2.DesiredAssignment(vnode=vnode, replica=replica, role=model_pb2.ROLE_PRIMARY, siblings=others)
         state = model_pb2.DesiredState(
             network_id=POLICY.network_id, model=MODEL, job_id=JOB, epoch=1, holder=HOLDER.node_id, sequence=sequence, pnode_id=ME,
             halted=halted, assignments=[assignment] if placed else [],
@@ -297,5 +302,51 @@ def test_a_paused_machine_fetches_nothing(tmp_path: Path, monkeypatch: pytest.Mo
             await until(rig.is_provisioned)
             assert rig.supply.asked.is_set()
             assert [order.assignment.replica for order in rig.orders()] == [REPLICA]
+
+    asyncio.run(story())
+
+
+def test_a_replica_that_gets_siblings_takes_the_memory_that_merges_need(tmp_path: Path) -> None:
+    """Five copies of its weights: counted as free they would be lent a second time, to the next replica or to seats."""
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            rig = Rig(tmp_path, group)
+            rig.supply.memory_bytes, rig.supply.sharing_bytes = 10 * MIB, 5 * MIB
+            rig.supply.come.set()
+            await rig.head()
+            await rig.desire(1)
+            await until(rig.is_provisioned)
+            assert rig.budget.reserved[REPLICA].memory_bytes == 10 * MIB
+            await rig.desire(2, siblings=2)
+            assert rig.budget.reserved[REPLICA].memory_bytes == 15 * MIB
+            assert len(rig.orders()[-1].assignment.siblings) == 2
+
+    asyncio.run(story())
+
+
+def test_a_primary_without_room_for_merges_works_alone_until_there_is(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            rig = Rig(tmp_path, group)
+            rig.supply.memory_bytes, rig.supply.sharing_bytes = rig.budget.usable_memory_bytes - 5 * MIB, 5 * MIB
+            rig.supply.come.set()
+            await rig.head()
+            await rig.desire(1)
+            await until(rig.is_provisioned)
+            rig.budget.admit(AUDIT, Reservation(3 * MIB, 0), free_disk_bytes=MIB)
+            for sequence in (2, 3):
+                await rig.desire(sequence, siblings=2)
+                assert list(rig.orders()[-1].assignment.siblings) == []
+            assert rig.budget.free_memory_bytes == 2 * MIB
+            assert not rig.duties.may_grow
+            [why] = [reason for kind, subject, reason in rig.said if (kind, subject) == ("provisioning_waits", REPLICA)]
+            assert "works without its siblings" in why
+            rig.budget.release(AUDIT)
+            assert rig.duties.may_grow
+            await rig.duties.reconcile()
+            assert len(rig.orders()[-1].assignment.siblings) == 2
+            assert rig.budget.free_memory_bytes == 0
+            assert not rig.duties.may_grow
 
     asyncio.run(story())
