@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -47,6 +47,30 @@ class _Loaded:
     """That it keeps of one text; None: it keeps nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Thread:
+    """The thread of all seats, within the volunteer's share of processor time. It knows no seat: one that is dropped would know itself through it, and stay in
+    the memory until somebody searches that for garbage.
+    """
+
+    executor: ThreadPoolExecutor
+    pace: Pace
+    never: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        """What the work gives. Raises NotFound (``not_here``) where the thread has ended."""
+        await self.pace.rest(self.never)
+        begun = self.pace.begin()
+        try:
+            return await unless_gone(lambda: asyncio.get_running_loop().run_in_executor(self.executor, work))
+        finally:
+            self.pace.end(begun)
+
+    async def turn(self, loaded: _Loaded) -> Sequence[Waiting]:
+        """Those who were computed together."""
+        return cast(Sequence[Waiting], await self.run(lambda: loaded.together.work(loaded.step)))
+
+
 class Seat:
     """One named state: an `infer_places.Place` once it is loaded. ``sessions`` are those of all seats."""
 
@@ -55,9 +79,8 @@ class Seat:
     ) -> None:
         self.order, self.reason = order, LOADING
         self.key: Key = (order.model, order.vnode, order.state_digest)
-        self._thread, self._pace, self._clock, self._sessions = thread, pace, clock, sessions
+        self._thread, self._clock, self._sessions = _Thread(thread, pace), clock, sessions
         self._loaded: tuple[_Loaded, Turns] | None = None
-        self._never = asyncio.Event()
         self._queued = self._num_answered = 0
         self._compute_s = 0.0
 
@@ -74,8 +97,8 @@ class Seat:
     async def load(self, prepare: Callable[[local_pb2.HostSeat], _Loaded]) -> None:
         """Restores the state; what goes wrong is the reason that reports show."""
         try:
-            loaded = await asyncio.get_running_loop().run_in_executor(self._thread, prepare, self.order)
-            self._loaded = loaded, Turns(loaded.together, partial(self._call, loaded))
+            loaded = await asyncio.get_running_loop().run_in_executor(self._thread.executor, prepare, self.order)
+            self._loaded = loaded, Turns(loaded.together, partial(self._thread.turn, loaded))
             self.reason = ""
         except Exception as error:  # noqa: BLE001  VNode boundary: a state that cannot be served leaves the worker alive
             self.reason = logs.told("seat_failed", error, vnode=self.order.vnode)[:200]
@@ -96,23 +119,11 @@ class Seat:
         self._compute_s += max(WEIGHT, 1 / self._num_answered) * (computed.seconds / computed.num_together - self._compute_s)
         return computed
 
-    async def _call(self, loaded: _Loaded) -> Sequence[Waiting]:
-        await self._pace.rest(self._never)
-        return cast(Sequence[Waiting], await self._turn(lambda: loaded.together.work(loaded.step)))
-
     async def _going_on(self, loaded: _Loaded, memory: Memory, offset: int, inputs: Sequence[Travelling], wish: Wish) -> Computed:
-        await self._pace.rest(self._never)
-        computed: Computed = await self._turn(
+        computed: Computed = await self._thread.run(
             lambda: infer_on(loaded.compute, memory, offset, inputs, loaded.step, self._clock, wish)
         )
         return computed
-
-    async def _turn(self, work: Callable[[], Any]) -> Any:
-        begun = self._pace.begin()
-        try:
-            return await unless_gone(lambda: asyncio.get_running_loop().run_in_executor(self._thread, work))
-        finally:
-            self._pace.end(begun)
 
     def _memory(self, loaded: _Loaded, session: Session) -> Memory | None:
         """Where a session goes on, or begins; None for one that begins where there is no room for it."""
