@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 from weakref import WeakSet, ref
 
 from dcnr import logs
@@ -97,7 +97,7 @@ class Crew:
         before = member or self._left.pop(replica, None)
         self._num_learned_before += before.num_learned if before is not None else 0
         self._members[replica] = member = Member(order, sequence=self._sequences.pop(replica, 0))
-        self._spawn(self._life(replica, member, before))
+        self._group.create_task(self._life(replica, member, before))
 
     def release(self, replica: str, *, hand_over: bool) -> None:
         """Lets a replica go."""
@@ -107,7 +107,8 @@ class Crew:
         member.is_let_go = True
         if member.state == FAILED or member.has_place:
             member.forget_handing()
-            self._spawn(self._release(member, hand_over=hand_over))
+            member.state = FAILED if member.state == FAILED else RELEASING  # at once: an order that follows begins another life
+            self._group.create_task(self._release(member, hand_over=hand_over))
         self._leave_behind(ReplicaId(replica), member)
 
     async def drain(self, order: local_pb2.WorkerDrain) -> None:
@@ -133,8 +134,7 @@ class Crew:
 
     def snapshot(self, replica: str, reason: str) -> None:
         """A snapshot is wanted anew."""
-        host = self._hosted(replica)
-        if host is not None:
+        if (host := self._hosted(replica)) is not None:
             host.snapshot_again(reason)
 
     def head_seen(self) -> None:
@@ -356,7 +356,9 @@ class Crew:
         host, handed = member.host, member.state != FAILED
         member.state = RELEASING
         self._outlets.news()
-        if host is not None:
+        if host is None and within_s is None:
+            await member.gone()  # until what was begun is over, it takes the memory that was admitted for it
+        elif host is not None:
             try:
                 async with asyncio.timeout(within_s):
                     handed = await host.release(hand_over=hand_over, until_taken=within_s is not None)
@@ -394,6 +396,3 @@ class Crew:
             depth=prepared.depth,
         )
         return replica_report(view, measured, member.state, member.reason or host.trouble, now_s)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._group.create_task(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from dataclasses import dataclass, field
 from typing import Final
@@ -76,6 +77,12 @@ class Member:
             self.sequence = self.chain.sequence
         self.prepared = self.host = self.place = self.chain = None
         self.ended.set()
+
+    async def gone(self, within_s: float | None = None) -> None:
+        """Returns once it has ended, or after that time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self.ended.wait()
 
     def free(self, pause_s: float = COLLECT_FIRST_S) -> None:
         """Has what it computed with leave the memory, soon and without anybody waiting for it. Its parts know each other, so that only a search for garbage

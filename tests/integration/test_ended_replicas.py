@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,10 +27,40 @@ from pnode.pace import Pace
 from pnode.uplink import Uplink
 from trust.identity import NodeKey
 from vnode.registry import default_registry
+from vnode.state import StateInfo
 from vnode.torch_compute import TorchCompute
 
 STATES = orchestrator_pb2.AssignmentState
 NUM_REPLICAS = MAX_LEFT + 4
+
+
+class Gate:
+    """Threads that come here wait while it is shut."""
+
+    def __init__(self) -> None:
+        self._opened = threading.Event()
+        self._opened.set()
+        self.is_reached = False
+
+    def shut(self) -> None:
+        self._opened.clear()
+
+    def open(self) -> None:
+        self._opened.set()
+
+    def pass_through(self) -> None:
+        self.is_reached = True
+        assert self._opened.wait(60.0)
+
+
+class Gated(TorchCompute):
+    """States are captured only while the gate is open."""
+
+    gate: Gate
+
+    def snapshot(self, info: StateInfo) -> bytes:
+        self.gate.pass_through()
+        return super().snapshot(info)
 
 
 class Rig:
@@ -38,22 +69,27 @@ class Rig:
     def __init__(self, group: asyncio.TaskGroup, executor: ThreadPoolExecutor, *, fails: bool) -> None:
         clock, key, nobody = SystemClock(), NodeKey.generate(), NodeId("6" * 40)
         self.computes: list[ref[TorchCompute]] = []
-        self._fails = fails
+        self._fails, self.num_news, self.preparing, self.capturing = fails, 0, Gate(), Gate()
         peers: Any = SimpleNamespace(open=None, renew=None)
         nothing: Any = None
         self.crew = Crew(
             Acting(NETWORK_ID, nobody, 1), key=key, delegation=identity_pb2.Envelope, hub=LinkHub(clock, nobody, peers, lambda *_: None),
             registry=default_registry(), clock=clock, executor=executor, pace=Pace(clock, time.process_time),
             calls=MergeCalls(nothing, Uplink(clock)), device="cpu", group=group, making=Making(compute=self.compute),
-            outlets=Outlets(snapshot=lambda _: None, shards=self.shards, news=lambda: None, told=lambda *_: None),
+            outlets=Outlets(snapshot=lambda _: None, shards=self.shards, news=self.news, told=lambda *_: None),
         )  # fmt: skip
 
     def compute(self, *given: Any, **named: Any) -> TorchCompute:
-        made = TorchCompute(*given, **named)
+        self.preparing.pass_through()
+        made = Gated(*given, **named)
+        made.gate = self.capturing
         self.computes.append(ref(made))
         if self._fails:
             made.learn = self.broken
         return made
+
+    def news(self) -> None:
+        self.num_news += 1
 
     def shards(self, dataset: str, digests: Sequence[str]) -> None:
         for digest in digests:
@@ -100,6 +136,52 @@ def test_nobody_holds_what_a_replica_that_has_ended_computed_with(tmp_path: Path
                 for replica in ("s1.1", "s2.1"):
                     crew.release(replica, hand_over=False)
                 await rig.until(lambda: not any(made() for made in rig.computes))
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_is_let_go_of_while_it_is_prepared_has_ended_when_that_is_over(tmp_path: Path) -> None:
+    """Until then it takes the memory that the daemon would give to the next one."""
+    job = make_job(tmp_path)
+    here: Any = {vnode: SimpleNamespace(pnode_id="6" * 40) for vnode in ("s1", "s2")}
+
+    async def scenario() -> None:
+        with ThreadPoolExecutor(2) as executor:
+            async with asyncio.TaskGroup() as group:
+                rig = Rig(group, executor, fails=False)
+                rig.preparing.shut()
+                try:
+                    rig.crew.host(order(job, "s1", here))
+                    await rig.until(lambda: rig.preparing.is_reached)
+                    before = rig.num_news
+                    rig.crew.release("s1.1", hand_over=True)
+                    await rig.until(lambda: rig.num_news > before)
+                    assert rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_RELEASING
+                finally:
+                    rig.preparing.open()
+                await rig.until(lambda: rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_RELEASED)
+                await rig.until(lambda: len(rig.computes) == 1 and rig.computes[0]() is None)
+
+    asyncio.run(scenario())
+
+
+def test_an_order_that_comes_with_the_release_of_a_replica_begins_another_life(tmp_path: Path) -> None:
+    """A worker that has much to do reads both in one go: the second was taken for news of what was going, and went with it."""
+    job = make_job(tmp_path)
+    here: Any = {vnode: SimpleNamespace(pnode_id="6" * 40) for vnode in ("s1", "s2")}
+
+    async def scenario() -> None:
+        with ThreadPoolExecutor(2) as executor:
+            async with asyncio.TaskGroup() as group:
+                rig = Rig(group, executor, fails=False)
+                rig.crew.host(order(job, "s1", here))
+                await rig.until(lambda: rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_ACTIVE)
+                rig.crew.release("s1.1", hand_over=True)
+                rig.crew.host(order(job, "s1", here))
+                assert rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_PROVISIONING
+                await rig.until(lambda: rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_ACTIVE)
+                assert len(rig.computes) == 2
+                rig.crew.release("s1.1", hand_over=False)
 
     asyncio.run(scenario())
 
