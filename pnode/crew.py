@@ -119,6 +119,8 @@ class Crew:
         leaving = {name: member for name, member in self._members.items() if member.has_place and member.state != RELEASED}
         deadline_s = self._clock.monotonic() + order.within_s
         async with asyncio.TaskGroup() as group:
+            for member in (one for one in self._members.values() if one.host and one.state == RELEASING and not one.has_place):
+                group.create_task(member.gone(order.within_s))  # it was let go of before, and is not done yet
             for member in leaving.values():
                 member.forget_handing()
                 member.state = RELEASING

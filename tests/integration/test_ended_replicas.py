@@ -186,6 +186,32 @@ def test_an_order_that_comes_with_the_release_of_a_replica_begins_another_life(t
     asyncio.run(scenario())
 
 
+def test_a_machine_that_leaves_waits_for_what_was_let_go_of_before(tmp_path: Path) -> None:
+    """A plan takes a replica away, and its owner ends the PNode a moment later: what it learned last is still on its way to the disk."""
+    job = make_job(tmp_path)
+    here: Any = {vnode: SimpleNamespace(pnode_id="6" * 40) for vnode in ("s1", "s2")}
+
+    async def scenario() -> None:
+        with ThreadPoolExecutor(2) as executor:
+            async with asyncio.TaskGroup() as group:
+                rig = Rig(group, executor, fails=False)
+                rig.capturing.shut()
+                try:
+                    rig.crew.host(order(job, "s1", here))
+                    await rig.until(lambda: any(report.num_learned > 5 for report in rig.crew.reports()))
+                    rig.crew.release("s1.1", hand_over=True)
+                    await rig.until(lambda: rig.capturing.is_reached)
+                    leaving = group.create_task(rig.crew.drain(local_pb2.WorkerDrain(within_s=60.0)))
+                    await asyncio.wait({leaving}, timeout=0.05)
+                    assert not leaving.done()
+                finally:
+                    rig.capturing.open()
+                await leaving
+                assert rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_RELEASED
+
+    asyncio.run(scenario())
+
+
 def own_bytes(end: DaemonEnd) -> int:
     """Memory of the process itself, without the data set's files that it has mapped."""
     memory = psutil.Process(end.process.pid).memory_info()
