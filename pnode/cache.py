@@ -62,7 +62,9 @@ class ObjectCache:
 
 
 class Shards:
-    """Brings shards that the worker is about to read, a few at once, and says when each lies in the cache."""
+    """Brings shards that the worker is about to read, a few at once, and says when each lies in the cache. ``resting``: why this machine begins nothing, or
+    empty.
+    """
 
     def __init__(
         self,
@@ -71,8 +73,9 @@ class Shards:
         send: Callable[[local_pb2.ToWorker], Awaitable[bool]],
         journal: Journal,
         group: asyncio.TaskGroup,
+        resting: Callable[[], str] = str,
     ) -> None:
-        self._cache, self._send, self._journal, self._group = cache, send, journal, group
+        self._cache, self._send, self._journal, self._group, self._resting = cache, send, journal, group, resting
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._limit = asyncio.Semaphore(SHARDS_AT_ONCE)
 
@@ -82,6 +85,11 @@ class Shards:
             task = self._tasks.get(digest)
             if task is None or task.done():
                 self._tasks[digest] = self._group.create_task(self._bring(wish.dataset, digest, size_bytes))
+
+    def worker_down(self) -> None:
+        """Nobody waits for them now. On a machine that rests what is on its way ends; else it is there for the next worker, which will ask for the same."""
+        if self._resting():
+            self.stop()
 
     def stop(self) -> None:
         """Ends what is on its way."""

@@ -238,8 +238,7 @@ class Daemon:
         provisioner = Provisioner(
             policy=self._present, registry=self._registry, fetch=self._cache.file, shelf=self._shelf, donated=gifts.state,
         )  # fmt: skip
-        line = self._line
-        options = options_of(self._settings, self._allowed, self._home, lambda: line.exchange_bytes_s)
+        options = options_of(self._settings, self._allowed, self._home, lambda: self._line.exchange_bytes_s)
         self._duties = Duties(
             node_id=self._key.node_id, policy=self._present, home=self._home, provisioner=provisioner, budget=self._budget,
             heads=HeadCheck(policy=self._present, orchestrators=self._orchestrators, rule=self._rule), options=options,
@@ -253,7 +252,7 @@ class Daemon:
         self._audits = Audits(asked, provisioner, self._budget, options, lambda: self._telling.takes_no_work(), group)
         self._uploads = Uploads(
             network_id=self._present().network_id, shelf=self._shelf, orchestrators=self._orchestrators,
-            objects=ObjectClient(self._bulk, self._rule, up=line.up, held=line.held, sent=line.sent),
+            objects=ObjectClient(self._bulk, self._rule, up=self._line.up, held=self._line.held, sent=self._line.sent),
             holder=self._duties.holder, durable=self._durable, anew=self._snapshot_anew, say=self.journal.say, directory=self._home.cache,
         )  # fmt: skip
         self._neighbours = Neighbours(
@@ -265,11 +264,11 @@ class Daemon:
             lambda: self._telling.takes_no_work(), self._send, self._news.set, self.journal.say, self._clock,
         )  # fmt: skip
         self._seats = SeatDuties(around, group)
-        self._shards = Shards(self._cache, send=self._send, journal=self.journal, group=group)
+        self._shards = Shards(self._cache, send=self._send, journal=self.journal, group=group, resting=lambda: self._telling.resting())  # fmt: skip
         self._telling = Telling(
             self._key.node_id, self._present, self._machine, self._clock, self._now, self._known_orchestrators, self._membership,
             self._budget, self._duties, self._neighbours, self._streams, self._uploads, self._pausing, self.journal, self._seats,
-            line, self._settings.name, self._registry,
+            self._line, self._settings.name, self._registry,
         )  # fmt: skip
         self._hearing = Hearing(
             self._now, self._duties, self._neighbours, self._uploads, self._shards, self._audits, self._seats, self.journal, self._drained,
@@ -337,6 +336,7 @@ class Daemon:
         self._duties.worker_down(self._now.worker.reason)
         self._audits.worker_down(self._now.worker.reason)
         self._seats.worker_down()
+        self._shards.worker_down()
         self.journal.say("worker_ended", self._key.node_id, self._now.worker.reason)
         self._drained.set()
         self._news.set()
