@@ -8,7 +8,7 @@ Memory of a VNode with P parameters, an optimiser with s slots, batch size B and
   + w·B·(I + O)        frames that wait at its edges: w batches, at most 16 and 16 MiB per edge, at least one
   + overhead           interpreter objects, queues and buffers of one replica
 
-A replica of a VNode that has several needs four copies of the weights more (`vnode.costs.ReplicaCost.sharing_bytes`).
+A replica of a VNode that has several needs five copies of the weights more (`vnode.costs.ReplicaCost.sharing_bytes`).
 
 Disk: three states and a spool of at most 1 GiB and at most a quarter of the disk that is lent. A step costs three times its forward FLOPs.
 """

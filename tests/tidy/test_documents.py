@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +40,8 @@ TOP_LEVEL = {path.name for path in ROOT.iterdir()}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RESULT = re.compile(r"<!-- result: (\S+) (\S+) -->(.*?)<!-- end of result -->", re.DOTALL)
 FIGURE = re.compile(r"\d[\d.,]*\s?(?:samples/s|batches/s|[MG]B/s|bits per byte|GFLOP/s)")
+LONG_SENTENCE = 60
+"""Characters; shorter ones may be said again."""
 SHARE = re.compile(r"\d[\d.,]*\s?%")
 by_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 by_own_document = pytest.mark.parametrize("path", OURS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -47,6 +50,16 @@ by_own_document = pytest.mark.parametrize("path", OURS, ids=lambda path: str(pat
 def prose(text: str) -> str:
     """The document without code blocks and generated tables."""
     return FENCE.sub("", tables.BLOCK.sub("", text))
+
+
+@by_own_document
+def test_no_sentence_is_there_twice(path: Path) -> None:
+    """What is changed in two places at once stays in both when they meet: an older wording beside the newer one."""
+    text = re.sub(r"<!-- results: begin.*?<!-- results: end -->", "", prose(path.read_text()), flags=re.DOTALL)
+    words = " ".join(line for line in text.splitlines() if not line.startswith("|"))
+    sentences = [re.sub(r"\s+", " ", one) for one in re.split(r"(?<=[.:;])\s+", words)]
+    counts = Counter(one for one in sentences if len(one) >= LONG_SENTENCE)
+    assert [one for one, count in counts.items() if count > 1] == []
 
 
 @by_document
