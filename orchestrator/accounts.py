@@ -65,7 +65,9 @@ class Accounts:
         return before != (truth, bundle)
 
     def settle(self) -> tuple[list[Pay], dict[str, str]]:
-        """Who pays now, each once, and what passed on their word alone, with the reason why it is audited again."""
+        """Who pays now, each once, and what passed on the word alone of one that passed what is wrong, with the reason why it is audited again, however long
+        ago that was. Who slandered is found out like any other: what it passed is audited again while there is evidence to show.
+        """
         if len(self._truth) > 2 * MAX_HEARD or not self._heard:
             known = {one.interval for one in self._heard}
             self._truth = {name: truth for name, truth in self._truth.items() if name in known}
@@ -83,6 +85,7 @@ class Accounts:
                 if (one.auditor, one.finding) == (auditor, wrong) and self._truth.get(one.interval) is untrue
             )  # fmt: skip
             pays.append(Pay(auditor, payment, told.interval, self._digests.get((told.interval, auditor), "")))
-            for name in sorted(audited_again(self._heard, self._truth, auditor)):
-                again[name] = f"{auditor[:8]} passed it, and {payment.value}"
+            if payment is Payment.WAVED_THROUGH:  # who slandered has said nothing false of what it passed: see `passed_alone`
+                for name in sorted(audited_again(self._heard, self._truth, auditor)):
+                    again[name] = f"{auditor[:8]} passed it, and {payment.value}"
         return pays, again

@@ -15,7 +15,7 @@ from dcnr.intervals import IntervalSet
 from orchestrator.accounts import Accounts
 from orchestrator.audit_bundles import MAX_BUNDLES, Bundles
 from orchestrator.audit_case import AUDIT_S
-from orchestrator.audit_events import Bundle, People, Report, SendChallenge, SendTask, VerifyRecord, Word
+from orchestrator.audit_events import Bundle, Pay, People, Report, SendChallenge, SendTask, VerifyRecord, Word
 from orchestrator.audits import GIVE_UP_S, AuditDesk
 from orchestrator.decider import GRANT_LIFETIME_S
 from trust.auditors import Candidate
@@ -49,6 +49,9 @@ class Desk:
         self.now_s = 0.0
         self.asked: list[tuple[int, str]] = []
         """(interval, who audited it)."""
+        self.paid: list[str] = []
+        self.proves = True
+        """Whether a record of a fault holds."""
         self.tells()
 
     def tells(self) -> None:
@@ -77,9 +80,11 @@ class Desk:
                             found = Report(action.task_id, action.auditor, action.interval, word, "loss", "f" * 64, "d" * 64)
                             self.desk.reported(found, self.now_s)
                         case VerifyRecord():
-                            self.desk.verified(action.interval, action.auditor, self.now_s, proven=True, part="loss")
+                            self.desk.verified(action.interval, action.auditor, self.now_s, proven=self.proves, part="loss")
+                        case Pay():
+                            self.paid.append(action.auditor)
             self.tells()
-        return [self.intervals[name].verdict for name in NAMES]
+        return [self.intervals[name].verdict for name in NAMES if name in self.intervals]
 
     def finds_out(self, auditor: str = "a0") -> None:
         """It is in quarantine from now on; another one is here."""
@@ -133,6 +138,20 @@ def test_evidence_that_the_store_may_have_let_go_is_not_asked_for() -> None:
     world.finds_out()
     assert world.rounds() == [Verdict.PASSED] * 3
     assert not world.asked
+
+
+def test_who_slanders_once_takes_nothing_back_that_it_passed_long_ago() -> None:
+    """Its lie is not about that, and nobody has the evidence any more: it would go back unseen, with hours of work of others on top."""
+    world = Desk()
+    assert world.rounds(2) == [Verdict.PASSED, Verdict.PASSED, Verdict.OPEN]
+    del world.intervals[NAMES[2]]
+    world.desk.chronicle(Ledger({}, dict(world.intervals)), world.now_s)
+    world.now_s += AGAIN_S
+    world.tells()
+    world.proves = False
+    assert world.rounds(finds={("a0", NAMES[2]): Word.FAULT}) == [Verdict.PASSED] * 3
+    assert world.paid == ["a0"]
+    assert sorted(world.asked) == [(0, "a0"), (1, "a0"), (2, "a0"), (2, "v")]
 
 
 def test_what_another_one_has_passed_too_stays() -> None:
