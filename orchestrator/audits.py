@@ -24,7 +24,6 @@ from orchestrator.audit_case import (
     LATE_S,
     LOOK_S,
     MAX_DOUBLED,
-    SETTLED,
     Asked,
     Case,
     doubt_of,
@@ -69,8 +68,6 @@ ASKS_AT_ONCE: Final = 64
 """Auditors chosen in one go: with very many open intervals a round stays short."""
 MAX_LATE_TASKS: Final = 1024
 """Tasks remembered whose answer may still come."""
-NOT_FOR_STORIES: Final = SETTLED | {None}
-"""What does not fail because its PNode signed two statements: what is judged already, and what nobody has named."""
 REOPENED: Final = frozenset((Verdict.PASSED, Verdict.SPARED))
 
 
@@ -116,7 +113,7 @@ class AuditDesk:
         accused = {case.interval.pnode_id for case in self._cases.values()}
         self._served = {name: at for name, at in self._served.items() if name in accused}
         self._again = {name: one for name, one in self._again.items() if self._verdict(name) in REOPENED}
-        self._found = {name: one for name, one in self._found.items() if self._verdict(name) not in NOT_FOR_STORIES}
+        self._found = {name: one for name, one in self._found.items() if self._verdict(name) is Verdict.OPEN}
         for name in sorted(name for name in self._unnamed if name in ledger.intervals):
             self.equivocated([name], self._unnamed.pop(name))
         self._advance(now_s)
@@ -195,11 +192,14 @@ class AuditDesk:
             self._advance(now_s)
 
     def equivocated(self, statements: Iterable[str], evidence: str) -> None:
-        """A PNode signed both: the interval that a manifest names by either, now or later, fails, unless it passed. Who audited it is not to blame."""
+        """A PNode signed both: the interval that a manifest names by either, now or later, fails while it waits for its audit. Who audited it is not to blame.
+
+        What was spared is drawn late, as of anybody who is found out: failed unseen, of whatever age, it would take back all that others learned since.
+        """
         for name in sorted(statements):
             if self._verdict(name) is None and len(self._unnamed) < MAX_LATE_TASKS:
                 self._unnamed[name] = evidence
-            if self._verdict(name) not in NOT_FOR_STORIES:
+            if self._verdict(name) is Verdict.OPEN:
                 self._found[name] = Decision(
                     name, Verdict.FAILED, "its PNode signed two statements about one step", Cause.FAULT, evidence
                 )

@@ -152,6 +152,19 @@ def test_two_stories_say_nothing_of_the_work_nor_of_who_audited_it() -> None:
     assert not [one for one in made.take() if isinstance(one, Pay)]
 
 
+@pytest.mark.parametrize("verdict", [Verdict.SPARED, Verdict.VOID, Verdict.DROPPED])
+def test_two_stories_about_what_was_not_drawn_or_went_back_already_take_nothing_back(verdict: Verdict) -> None:
+    """Nobody has looked at it, and it may be days old: for the price of a key all that others learned since would be learned again. It is drawn late."""
+    made = desk()
+    one = Interval(NAME, 0, "a", "a.0", "accused", IntervalSet.span(0, 1), verdict)
+    made.chronicle(Ledger({}, {NAME: one}), 1.0)
+    made.equivocated([NAME], "9" * 64)
+    assert not made.decisions()
+    if verdict is Verdict.SPARED:
+        made.tick(People({"accused": ACCUSED}, left={"a": [one]}), 2.0)
+        assert [(found.interval, found.verdict) for found in made.decisions()] == [(NAME, Verdict.OPEN)]
+
+
 def test_a_finding_about_other_evidence_than_the_task_named_is_refused() -> None:
     """Else an auditor could say that it looked at something else, and be held to nothing."""
     made, people = desk(), People(verifiers=(VERIFIER,))
