@@ -65,7 +65,7 @@ class Passed:
     at_s: float
     committed_s: float
     num_batches: int = 1
-    """Of the interval."""
+    """Of the interval: where it learned none itself the audit counts for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +272,8 @@ def _by_record(standing: Standing, now_s: float) -> Standing:
 
 
 def _passed(standing: Standing, now_s: float, committed_s: float, num_batches: int) -> Standing:
-    if standing.state not in WORKING or committed_s < standing.clean_from_s:
-        return standing
+    if standing.state not in WORKING or committed_s < standing.clean_from_s or not num_batches:
+        return standing  # statements about nothing cost nothing, and any number of them can be made
     passes, batches = standing.passes.plus(1.0, now_s), standing.batches.plus(float(num_batches), now_s)
     return _by_record(replace(standing, passes=passes, batches=batches), now_s)
 

@@ -67,6 +67,14 @@ def test_ten_passed_audits_end_probation() -> None:
     assert after(standing, Passed(T, T)).state is State.ACTIVE
 
 
+def test_an_audit_of_nothing_learned_is_no_part_of_a_record() -> None:
+    """Else who learns nothing, and says so again and again, audits others after ten of them, and lies about merges at the lowest rate."""
+    standing = folded(begun(T), [Passed(T, T, 0)] * 400)
+    assert (standing.state, standing.record(T, 0)) == (State.PROBATION, 0.0)
+    withheld = after(active(), Unverified(T, T))
+    assert folded(withheld, [Passed(T, T, 0)] * 400) == withheld, "nor does it make up for what was withheld"
+
+
 def test_a_record_fades_into_probation() -> None:
     standing = active()
     assert after(standing, Waited(T + 59 * DAY_S)).state is State.ACTIVE, "40 audits, two half-lives"
