@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 from merged_rig import FIRST_STATE, STAGE, Member, ratio_of, scaled, without_its_beginning
-from test_opening import DATA, assigned
+from test_opening import DATA, NUM_BATCHES, REGISTRY, assigned
 
 from dcnr.errors import Refused
 from trust.envelope import digest_of_envelope
 from vnode.bundle import read_bundle
 from vnode.checks.opening import UNVERIFIABLE, open_claim, read_stated
+from vnode.state import for_new_job
 from vnode.torch_merging import DeltaValues
+from vnode.torch_stage import schema_of
 
 Lie = Callable[[DeltaValues], DeltaValues]
 
@@ -157,6 +159,30 @@ def test_a_state_behind_which_nothing_was_learned_is_held_against_the_one_before
         await primary.snapshot()
         assert (await primary.ratio(primary.named[1]) <= 1.0) is not is_swapped
         primary.books.close()
+
+    run(scenario)
+
+
+def test_nobody_begins_the_job_anew_in_its_midst(tmp_path: Path) -> None:
+    """Goal: a contributor that says its anchor holds nothing yet would learn at the rates of the beginning, with slots of zero, whenever it likes."""
+
+    async def scenario() -> None:
+        primary, other = Member("a.1", tmp_path), Member("a.2", tmp_path)
+        await primary.learn(0, 1, 2)
+        anchor = await primary.merge()
+        await other.stand_on(anchor)
+        begun = for_new_job(
+            anchor.data, schema_of(STAGE, REGISTRY), num_batches=NUM_BATCHES, seed=7, graph="", parent=anchor.digest
+        )
+        other.info = other.compute.restore(begun)
+        other.compute.follow()
+        await other.learn(10, 11)
+        await other.delta()
+        with pytest.raises(Refused) as raised:
+            await other.ratio(other.named[0])
+        assert raised.value.code == UNVERIFIABLE
+        primary.books.close()
+        other.books.close()
 
     run(scenario)
 

@@ -119,6 +119,8 @@ class Claim:
     anchored: Mapping[int, tuple[Anchored, ...]] = field(default_factory=dict)
     """By number of entries before them, in order; at the same place, the one in ``states`` comes first. From the last one the next entry goes on."""
     displacement: Displacement | None = None
+    may_begin_job: bool = False
+    """Whether its first state may be one that an earlier job left: behind any other statement than the first of all this job has learned already."""
 
     def check(self) -> None:
         """Raises Corrupt (``bad_claim``) where the form does not hold: nothing of the values is looked at."""

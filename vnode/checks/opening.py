@@ -25,7 +25,7 @@ from trust.commits import MAX_COMMIT_BYTES, Place
 from trust.delegation import VerifiedDelegation, open_past_delegation
 from trust.envelope import check_signature, digest_of_envelope, parse_envelope
 from trust.evidence import MAX_STATEMENTS, MAX_WORDS_BYTES, Exhibit, exhibit_of
-from trust.step_logs import MAX_LOG_BYTES, Contradiction
+from trust.step_logs import MAX_LOG_BYTES, Contradiction, Statement
 from vnode.bundle import Bundle
 from vnode.checks.claims import MAX_STEPS, Claim, ClaimedStep, Given, MapClaim, Sent
 from vnode.checks.merges import anchored_in, displacement_in, is_idle, named_by, restated_in
@@ -138,7 +138,7 @@ def open_claim(stated: Stated, bundle: Bundle, assigned: Assigned, samples: Samp
             raise Refused(f"an interval of {len(stated.steps)} entries", code=UNVERIFIABLE)
         if is_idle(statements):
             begin = _states(bundle, {0: Digest(stated.exhibit.logs[0].begin_digest)}, 0)
-            claim = Claim((), begin, {0: restated_in(bundle, statements, entries)})
+            claim = Claim((), begin, {0: restated_in(bundle, statements, entries)}, may_begin_job=_is_first(statements[0]))
             return Opened(claim, frozenset(), {0: Digest(named_by(statements[-1]))})
         anchored = anchored_in(bundle, statements, entries, assigned.place)
         names = _names_of_states(stated)
@@ -147,7 +147,7 @@ def open_claim(stated: Stated, bundle: Bundle, assigned: Assigned, samples: Samp
         )
         inputs = _Inputs(bundle, assigned, stated.exhibit)
         steps = tuple(_claimed(bundle, assigned, inputs, entry, step, samples, maps) for entry, step in enumerate(stated.steps))
-        claim = Claim(steps, states, anchored, displacement_in(bundle, statements))
+        claim = Claim(steps, states, anchored, displacement_in(bundle, statements), _is_first(statements[0]))
         claim.check()
     known = {*states, *anchored, *([len(steps)] if claim.displacement is not None else [])}
     names = {**{sum(entries[: at + 1]): named_by(one) for at, one in enumerate(statements)}, **names}
@@ -163,6 +163,11 @@ def _against_the_job(steps: tuple[model_pb2.Step, ...], assigned: Assigned) -> C
         if len(step.inputs) != num_inputs:
             return Contradiction(entry, f"{len(step.inputs)} inputs, not {num_inputs}")
     return None
+
+
+def _is_first(statement: Statement) -> bool:
+    """Whether a job begins with it. A delta begins with an anchor, which its primary has made in this job."""
+    return isinstance(statement, model_pb2.Commit) and not statement.parent_commit
 
 
 def _texts(bundle: Bundle, kind: model_pb2.EvidenceKind.ValueType, max_bytes: int) -> Iterator[bytes]:

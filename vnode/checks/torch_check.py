@@ -72,7 +72,11 @@ class Checker:
             raise Refused(error.message, code=UNVERIFIABLE, cause=error.code) from error
 
     def _of_this_job(self, claim: Claim) -> Claim:
-        """With the first state as this job began with it, where an earlier job left it."""
+        """With the first state as this job began with it, where an earlier job left it. Elsewhere none is made anew: else whoever says that its state holds
+        nothing yet would learn at the rates of the beginning, with slots of zero.
+        """
+        if not claim.may_begin_job:
+            return claim
         schema = schema_of(self.assigned.stage, self.registry)
         info, _ = parse(claim.states[0], schema)
         is_of_this_job = (info.num_batches, info.seed, info.graph) == (self.assigned.num_batches, self.seed, self.graph)
