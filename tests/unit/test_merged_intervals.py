@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from merged_rig import FIRST_STATE, STAGE, Member, ratio_of, scaled, without_its_beginning
 from test_opening import DATA, NUM_BATCHES, REGISTRY, assigned
@@ -16,10 +17,16 @@ from test_opening import DATA, NUM_BATCHES, REGISTRY, assigned
 from dcnr.errors import Refused
 from trust.envelope import digest_of_envelope
 from vnode.bundle import read_bundle
+from vnode.checks.claims import Claim, ClaimedStep
 from vnode.checks.opening import UNVERIFIABLE, open_claim, read_stated
-from vnode.state import for_new_job
+from vnode.checks.plan import checks_of_stage
+from vnode.checks.replay import replay
+from vnode.checks.torch_record import as_array
+from vnode.state import for_new_job, parse, serialise
+from vnode.torch_compute import TorchCompute
 from vnode.torch_merging import DeltaValues
 from vnode.torch_stage import schema_of
+from vnode.vocabulary import Mode
 
 Lie = Callable[[DeltaValues], DeltaValues]
 
@@ -161,6 +168,46 @@ def test_a_state_behind_which_nothing_was_learned_is_held_against_the_one_before
         primary.books.close()
 
     run(scenario)
+
+
+def a_bit_further(state: bytes) -> bytes:
+    """Each value of its weights becomes the next one that there is: as little as anybody can change."""
+    schema = schema_of(STAGE, REGISTRY)
+    info, tensors = parse(state, schema)
+    moved = {name: np.nextafter(array, np.float32(np.inf)) if name.startswith("w/") else array for name, array in tensors.items()}
+    return serialise(schema, info, moved)
+
+
+@pytest.mark.parametrize("after", [(), (2, 3)], ids=["nothing learned", "anchors before steps"])
+@pytest.mark.parametrize("again", [(), (0, 1)], ids=["no entry", "computed again"])
+def test_behind_what_nobody_computed_not_a_bit_is_another(tmp_path: Path, after: tuple[int, ...], again: tuple[int, ...]) -> None:
+    """Goal: else whoever makes statements about nothing moves its weights by their last bits with each, in one direction, and every replay passes."""
+
+    async def scenario() -> None:
+        primary = Member("a.1", tmp_path)
+        await primary.learn(0, 1)
+        await primary.snapshot()
+        for _ in range(8):
+            for batch in again:
+                await primary.forward(batch)
+            primary.compute.restore(a_bit_further(primary.compute.snapshot(primary.info)))
+            await primary.merge()
+        await primary.learn(*after)
+        await primary.snapshot()
+        assert await primary.ratio(primary.named[0]) <= 1.0
+        assert await primary.ratio(primary.named[1]) > 2.0
+        primary.books.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_span_that_only_passes_batches_on_leaves_its_state_as_it_was(is_moved: bool) -> None:
+    passed_on = ClaimedStep(0, Mode.FORWARD_ONLY, (DATA.read_input(0),), DATA.read_target(0), 0, None, "raw", 0.0, 0.0)
+    claim = Claim((passed_on,), {0: FIRST_STATE, 1: a_bit_further(FIRST_STATE) if is_moved else FIRST_STATE})
+    compute = TorchCompute(STAGE, REGISTRY, num_batches=NUM_BATCHES, seed=7)
+    found = replay(compute, schema_of(STAGE, REGISTRY), claim, checks_of_stage(STAGE, REGISTRY).replay(), as_array=as_array)
+    assert (max(one.ratio for one in found) > 2.0) is is_moved
 
 
 def test_nobody_begins_the_job_anew_in_its_midst(tmp_path: Path) -> None:

@@ -67,10 +67,10 @@ class _Replay:
             first, info = self._arrays(base), (yield from self._either_side(start, end, base))
             if info is None:
                 return
-            base = claim.states.get(end, base)
-            if end in claim.anchored:
-                begun = base if end in claim.states else self._compute.snapshot(info)
-                base = yield from self._merged(end, begun, first=first, num_steps=end - start)
+            if end in claim.states or not _num_learned(claim.steps[start:end]):
+                base = yield from self._merged(end, claim.states.get(end, base))
+            elif end in claim.anchored:
+                base = yield from self._merged(end, self._compute.snapshot(info), first=first, num_steps=end - start)
 
     def _either_side(self, start: int, end: int, base: bytes) -> Generator[Comparison | None, None, StateInfo | None]:
         """A span; where it is over a tolerance, with the sides of kinks that explain what is claimed, if any do."""
@@ -128,7 +128,9 @@ class _Replay:
         if len(info.lineage) != len(before.lineage) + _num_learned(claim.steps[start:end]):
             yield self._tolerances.comparison(end - 1, "lineage", math.inf)
             return None
-        if end in claim.states:
+        if end in claim.states and not _num_learned(claim.steps[start:end]):
+            yield from self._restated(end, info, base, claim.states[end])
+        elif end in claim.states:
             yield from self._compared(end, info, first, claim.states[end], end - start)
         elif end == len(claim.steps) and claim.displacement is not None:
             yield from self._moved(info, first, claim.displacement, end - start)
@@ -137,12 +139,18 @@ class _Replay:
     def _merged(
         self, at: int, base: bytes, *, first: Mapping[str, Array] | None = None, num_steps: int = 0
     ) -> Generator[Comparison, None, bytes]:
-        """What statements name after so many entries; the last state of them, from which it goes on."""
+        """What statements name after so many entries; the last state of them, from which it goes on. ``first``: what the steps to here began with, where
+        ``base`` is what they lead to on this machine; None where it was claimed.
+        """
         for one in self._claim.anchored.get(at, ()):
             info = self._compute.restore(base)
-            for taken in one.taken:
-                info = self._take(info, taken)
-            yield from self._compared(at, info, first if first is not None else self._arrays(base), one.state, max(1, num_steps))
+            if one.taken or first is not None:
+                for taken in one.taken:
+                    info = self._take(info, taken)
+                began = first if first is not None else self._arrays(base)
+                yield from self._compared(at, info, began, one.state, max(1, num_steps))
+            else:
+                yield from self._restated(at, info, base, one.state)
             base, first = one.state, None
         return base
 
@@ -165,6 +173,15 @@ class _Replay:
         alike = (claimed_info.lineage, claimed_info.updates) == (info.lineage, found_info.updates)
         yield self._tolerances.comparison(index, "lineage", 0.0 if alike else math.inf)
         for item in residuals.state_residuals(first, claimed, found, num_steps, with_bulk=self._has_bulk):
+            yield self._tolerances.comparison(index, item.part, item.residual, item.name)
+
+    def _restated(self, at: int, info: StateInfo, base: bytes, claimed_state: bytes) -> Iterator[Comparison]:
+        """A state with nothing between it and ``base`` that anybody learned or merged."""
+        index = max(0, at - 1)
+        (before, mine), (claimed_info, claimed) = parse(base, self._schema), parse(claimed_state, self._schema)
+        alike = (claimed_info.lineage, claimed_info.updates) == (info.lineage, before.updates)
+        yield self._tolerances.comparison(index, "lineage", 0.0 if alike else math.inf)
+        for item in residuals.restated_residuals(mine, claimed):
             yield self._tolerances.comparison(index, item.part, item.residual, item.name)
 
     def _moved(
