@@ -226,7 +226,8 @@ def deltas_need_no_signature(patch: pytest.MonkeyPatch) -> None:
         return VerifiedDelta(delta, delegation, ReplicaId(delta.replica), batches, Digest(delta.digest))
 
     patch.setattr("simulation.control_merges.open_delta", believe)
-    patch.setattr("orchestrator.ancestry.open_delta", believe)
+    for module in ("ancestry", "checkpoints"):
+        patch.setattr(f"orchestrator.{module}.open_delta", believe)
 
 
 def limits_are_a_wish(patch: pytest.MonkeyPatch) -> None:

@@ -86,8 +86,8 @@ PLANTED = [
     (
         places.deltas_need_no_signature,
         {**LIES, **FEW, "replicas": (3,), "num_vnodes": 2, "num_pnodes": 6, "lying_pnodes": 1, "settling_deadline_s": 220.0},
-        {"credited", "completes"},
-    ),  # what no plan had is not named
+        {"credited"},
+    ),
     (merging.repeated_delta_is_merged_again, {**CREWS, "call_loss_rate": 0.3}, {"counted_twice"}),
     (places.limits_are_a_wish, {**SMALL, "num_pnodes": 4, "num_vnodes": 10, "vnodes_per_node": 1}, {"limits"}),
     (places.bulk_on_the_control_stream, {**DISKS, "full_disks": 0}, {"beats_on_time"}),
