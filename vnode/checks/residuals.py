@@ -140,7 +140,9 @@ def restated_residuals(before: Mapping[str, Array], claimed: Mapping[str, Array]
     """
     for name in sorted(before.keys() | claimed.keys()):
         mine, theirs = before.get(name), claimed.get(name)
-        is_same = mine is not None and theirs is not None and mine.dtype == theirs.dtype and np.array_equal(mine, theirs, equal_nan=True)
+        is_same = (
+            mine is not None and theirs is not None and mine.dtype == theirs.dtype and np.array_equal(mine, theirs, equal_nan=True)
+        )
         yield StateResidual(_part(name), name, 0.0 if is_same else math.inf)
 
 
