@@ -31,8 +31,7 @@ MISSING_LOOKS: Final = 20
 """An object of a listed job that is not found is looked for this often before the job counts as one that can never run: a read may be stale."""
 UNSIGNED_LOOKS: Final = 300
 """A request that too few of the maintainers known here have signed is looked at this often, by a holder for five minutes, before the job counts as one that can
-never run: whoever accepted it may know a newer network document, of which this orchestrator hears later.
-"""
+never run: whoever accepted it may know a newer network document, of which this orchestrator hears later. """
 MAX_UNREAD: Final = 8
 """With more jobs that fail for the first time in one look, it is the store that does not answer."""
 MAX_PAUSE_LOOKS: Final = 64
@@ -53,6 +52,7 @@ class JobBook:
         self._read_by = policy()
         self._unread: dict[str, tuple[str, int, int]] = {}
         """Jobs of which an object cannot be read: why, how often that was so, and how many looks more pass without another try."""
+        self._needed = ""
         self._reading, self._looks = asyncio.Lock(), Looks(lambda: self._read("", counts=False), LOOK_S)
 
     @property
@@ -66,8 +66,8 @@ class JobBook:
         return {job_id: why for job_id, (why, _, _) in self._unread.items()}
 
     async def refresh(self, needed: str = "") -> None:
-        """Lists the jobs to the last one and reads what is new; ``needed`` is tried in every look. Raises Unavailable where the store as a whole does not
-        answer; what of single jobs it does not give is in `unread`.
+        """Lists the jobs to the last one and reads what is new; ``needed``, the active one, is tried in every look. Raises Unavailable where the store as a
+        whole does not answer; what of single jobs it does not give is in `unread`.
         """
         await self._read(needed, counts=True)
 
@@ -86,6 +86,7 @@ class JobBook:
         for row in await all_below(self._store, prefix):
             job_id, _, kind = row.key.removeprefix(prefix).partition("/")
             kinds.setdefault(job_id, {})[kind] = row.last_modified
+        self._needed = needed if counts else self._needed
         self._unread = {job_id: known for job_id, known in self._unread.items() if job_id in kinds}
         num_failed = 0
         for job_id, found in sorted(kinds.items()):
@@ -118,7 +119,7 @@ class JobBook:
         record = self._records.get(job_id)
         end = record.end if record is not None else None
         if end is None and "end" in found:
-            end = await self.read_end(job_id)
+            end = await self._read_end(job_id)
             if end is not None and record is not None:
                 record = self._records[job_id] = replace(record, end=end)
         if record is None or record.unread:
@@ -135,13 +136,19 @@ class JobBook:
             record = replace(record, pause=newest or record.pause)
         self._records[job_id] = replace(record, end=end)
 
-    async def read_end(self, job_id: str) -> model_pb2.Outcome | None:
-        """The outcome in the job's `end`, if it exists and a listed orchestrator signed it."""
+    async def _read_end(self, job_id: str) -> model_pb2.Outcome | None:
+        """The outcome in the job's `end`, which is listed; None where that is the end of no job and the job is the active one, which the head knows not to have
+        ended. Raises Unavailable where it is not known how the job ended: it must not begin again.
+        """
         try:
             stored = await self._store.get(keys.job_end(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
             return open_end(stored.data, self._policy())
-        except (NotFound, Corrupt):
-            return None
+        except NotFound as error:
+            raise Unavailable("its end is listed, and was not found", code="jobs_unread") from error
+        except Corrupt as error:  # a newer network document may list who signed it
+            if job_id == self._needed:
+                return None
+            raise Unavailable(f"its end cannot be read: {error.message}", code="jobs_unread") from error
 
     def ended(self, outcome: model_pb2.Outcome) -> None:
         """The job's `end` exists and is equal to this outcome."""
@@ -188,6 +195,7 @@ class JobBook:
         """By another network document what was unsigned may be signed."""
         if self._policy() is not self._read_by:
             self._read_by = self._policy()
+            self._unread = {job_id: (why, times, 0) for job_id, (why, times, _) in self._unread.items()}
             for job_id in self._unsigned:
                 if job_id in self._records and self._records[job_id].end is None:
                     del self._records[job_id]

@@ -36,20 +36,23 @@ FIRST = verify_chain([create_document(ALICE, name="n", now_wall=NOW, orchestrato
 SECOND = amend(
     FIRST, Changes(add_maintainers=[BOB.public_der], remove_maintainers=[ALICE.node_id]), [ALICE, BOB], now_wall=NOW + 1
 ).policy()
+ADDED = NodeKey.generate()
+THIRD = amend(FIRST, Changes(add_orchestrators=[ADDED.node_id]), [ALICE], now_wall=NOW + 1).policy()
 GRAPH = graph_of(0.1)
 
 
 class Damaged:
-    """Objects that the store answers with 503, and how often it was asked for them."""
+    """Objects that the store answers with 503, or another fault, and how often it was asked for them."""
 
     def __init__(self) -> None:
         self.keys: set[str] = set()
+        self.fault = Fault.UNAVAILABLE
         self.num_asked = 0
 
     def pick(self, operation: Operation, key: str, random: Random) -> Fault:
         is_damaged = key in self.keys and operation is not Operation.LIST
         self.num_asked += is_damaged
-        return Fault.UNAVAILABLE if is_damaged else Fault.NONE
+        return self.fault if is_damaged else Fault.NONE
 
 
 class Clock(SystemClock):
@@ -84,9 +87,9 @@ class Shelf:
         data = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, signer).SerializeToString(deterministic=True)
         self.store.rewind(keys.job_request("m", job_id), data)
 
-    def end(self, job_id: str) -> None:
+    def end(self, job_id: str, signer: NodeKey = HOLDER) -> None:
         outcome = model_pb2.Outcome(job_id=job_id, state=model_pb2.JOB_STATE_CANCELLED)
-        made = sealed(identity_pb2.DOMAIN_JOB_END, model_pb2.JobEnd(outcome=outcome), HOLDER)
+        made = sealed(identity_pb2.DOMAIN_JOB_END, model_pb2.JobEnd(outcome=outcome), signer)
         self.store.rewind(keys.job_end("m", job_id), made.data)
 
     def damage(self, *names: str) -> None:
@@ -168,6 +171,36 @@ def test_a_job_whose_end_cannot_be_read_never_begins_again() -> None:
     shelf.damage(keys.job_end("m", "ended"))
     shelf.refresh()
     assert (shelf.activated(), list(shelf.book.unread)) == ("", ["ended"])
+
+
+def test_a_job_of_which_the_end_is_listed_never_begins_again_whatever_stale_read_or_network_document_hides_how_it_ended() -> None:
+    """Of most jobs the head says it no more: a fresh orchestrator goes by their ends alone, and a single 404 had one begin anew, from its first state."""
+    shelf = Shelf()
+    shelf.submit("ended")
+    shelf.end("ended")
+    shelf.damaged.fault = Fault.STALE_READ
+    shelf.damage(keys.job_end("m", "ended"))
+    shelf.refresh()
+    assert (shelf.activated(), list(shelf.book.unread)) == ("", ["ended"])
+    shelf.damaged.keys.clear()
+    shelf.end("ended", ADDED)
+    shelf.restart()
+    shelf.refresh(20)
+    assert (shelf.activated(), list(shelf.book.unread)) == ("", ["ended"])
+    shelf.policy = THIRD
+    shelf.refresh()
+    assert shelf.book.records["ended"].end is not None, "whoever wrote it was added to the orchestrators"
+    assert not shelf.book.unread
+
+
+def test_what_lies_in_the_place_of_the_active_jobs_end_stops_it_not() -> None:
+    """It has not ended by the head, and whoever has the keys of the store can put anything there."""
+    shelf = Shelf()
+    shelf.submit("active")
+    shelf.store.rewind(keys.job_end("m", "active"), b"no end")
+    asyncio.run(shelf.book.refresh("active"))
+    asyncio.run(shelf.book.look())
+    assert (shelf.book.records["active"].end, list(shelf.book.unread)) == (None, [])
 
 
 def test_what_cannot_be_read_is_asked_for_ever_more_rarely_but_for_the_job_that_runs() -> None:
