@@ -369,7 +369,9 @@ class Decider:
     # Manifest
 
     async def _manifest(self, view: ModelView, now: float) -> None:
-        made = await self.naming.next(view, self._jobs.records, now, sweep_s=SWEEP_S, grant_lifetime_s=GRANT_LIFETIME_S)
+        made = await self.naming.next(
+            view, self._jobs.records, now, sweep_s=SWEEP_S, grant_lifetime_s=GRANT_LIFETIME_S, unknown=self._jobs.unknown
+        )
         if made is not None:
             reached("manifest.stored")
             change = NameManifest(view.head.active.job_id, view.head.manifest_digest, made.digest, self.naming.found_fault)

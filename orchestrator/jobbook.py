@@ -52,6 +52,7 @@ class JobBook:
         self._read_by = policy()
         self._unread: dict[str, tuple[str, int, int]] = {}
         """Jobs of which an object cannot be read: why, how often that was so, and how many looks more pass without another try."""
+        self._listed: frozenset[str] = frozenset()
         self._needed = ""
         self._reading, self._looks = asyncio.Lock(), Looks(lambda: self._read("", counts=False), LOOK_S)
 
@@ -64,6 +65,11 @@ class JobBook:
     def unread(self) -> Mapping[str, str]:
         """Jobs of which an object of the store could not be read, with the reason: nothing new is decided about them."""
         return {job_id: why for job_id, (why, _, _) in self._unread.items()}
+
+    @property
+    def unknown(self) -> frozenset[str]:
+        """Jobs that the store lists and of which nothing is known here yet: they are not read, or not readable."""
+        return self._listed - self._records.keys()
 
     async def refresh(self, needed: str = "") -> None:
         """Lists the jobs to the last one and reads what is new; ``needed``, the active one, is tried in every look. Raises Unavailable where the store as a
@@ -86,11 +92,12 @@ class JobBook:
         for row in await all_below(self._store, prefix):
             job_id, _, kind = row.key.removeprefix(prefix).partition("/")
             kinds.setdefault(job_id, {})[kind] = row.last_modified
+        self._listed = frozenset(job_id for job_id, found in kinds.items() if "request" in found and not _bad_name(job_id))
         self._needed = needed if counts else self._needed
         self._unread = {job_id: known for job_id, known in self._unread.items() if job_id in kinds}
         num_failed = 0
         for job_id, found in sorted(kinds.items()):
-            if "request" not in found or _bad_name(job_id) or (job_id != needed and self._is_left_out(job_id, counts)):
+            if job_id not in self._listed or (job_id != needed and self._is_left_out(job_id, counts)):
                 continue
             try:
                 await self._read_job(job_id, found, counts)

@@ -7,7 +7,7 @@ remembered with the reason, so that whoever records it again is told instead of 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -133,9 +133,11 @@ class Naming:
         return any(state in self._missed for state in newest)
 
     async def next(
-        self, view: ModelView, jobs: Mapping[str, JobRecord], now: float, *, sweep_s: float, grant_lifetime_s: int
-    ) -> Stored | None:
-        """The successor of the manifest under the head, in the store; None while there is nothing new. Raises Unavailable."""
+        self, view: ModelView, jobs: Mapping[str, JobRecord], now: float, *, sweep_s: float, grant_lifetime_s: int, unknown: Collection[str] = ()
+    ) -> Stored | None:  # fmt: skip
+        """The successor of the manifest under the head, in the store; None while there is nothing new. ``unknown``: jobs that the store has beside ``jobs``.
+        Raises Unavailable.
+        """
         active = view.head.active.job_id
         self._told_before.saw(view, now, grant_lifetime_s)
         self._drop(view, active)
@@ -158,7 +160,7 @@ class Naming:
         if sweep:
             self._swept_at = now
             await self._releases.refresh()  # what another orchestrator was told a moment ago counts
-            kept, left = await retention.kept_states(view, self._loader, jobs, self._releases.kept), False
+            kept, left = await retention.kept_states(view, self._loader, jobs, self._releases.kept, unknown), False
             vnodes = [entry.vnode for entry in view.manifest.entries]
             if view.chain is not None:
                 kept |= kept_for_return(view.chain.ledger)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from dataservice import keys
@@ -39,14 +39,17 @@ async def stored_states(store: ObjectStore, model: str, vnodes: Iterable[str]) -
 
 
 async def kept_states(
-    view: ModelView, loader: ViewLoader, jobs: Mapping[str, JobRecord], released: Iterable[str]
+    view: ModelView, loader: ViewLoader, jobs: Mapping[str, JobRecord], released: Iterable[str], unknown: Collection[str] = ()
 ) -> frozenset[Digest]:
-    """States that are never condemned: those that any job of the model began with or ended in, and those of ``released`` manifests.
+    """States that are never condemned: those that any job of the model began with or ended in, and those of ``released`` manifests. ``unknown``: jobs that the
+    store has beside ``jobs``.
 
     Raises what reading a manifest raises, and Unavailable where a job is there of which nobody here knows what it began with: nothing is deleted for that.
     """
     if (unread := next((record for record in jobs.values() if record.unread), None)) is not None:
         raise Unavailable(f"what job {unread.job_id} began with is not known: {unread.unread}", code="jobs_unread")
+    if unknown:
+        raise Unavailable(f"what job {min(unknown)} begins with is not known: it was not read yet", code="jobs_unread")
     ends = [*view.head.decided, *(record.end for record in jobs.values() if record.end is not None)]
     digests = {item.manifest_digest for item in ends if item.state == model_pb2.JOB_STATE_COMPLETED} | set(released)
     digests |= {

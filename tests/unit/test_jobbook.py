@@ -80,17 +80,31 @@ class Shelf:
         loader = ViewLoader(self.store, lambda: self.policy, default_registry(), SystemClock())
         self.book = JobBook("m", self.store, lambda: self.policy, loader)
 
-    def submit(self, job_id: str, signer: NodeKey = ALICE) -> None:
+    def submit(self, job_id: str, signer: NodeKey = ALICE, begins_with: str = "") -> None:
         request = model_pb2.JobRequest(
-            network_id=FIRST.network_id, model="m", job_id=job_id, graph_digest=digest_of(GRAPH), num_batches=9
-        )
+            network_id=FIRST.network_id, model="m", job_id=job_id, graph_digest=digest_of(GRAPH), num_batches=9,
+            initial_manifest_digest=begins_with,
+        )  # fmt: skip
         data = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, signer).SerializeToString(deterministic=True)
         self.store.rewind(keys.job_request("m", job_id), data)
+
+    def manifest(self, number: int, signer: NodeKey) -> str:
+        """A manifest with one state, and its digest."""
+        entry = model_pb2.ManifestEntry(vnode="a", working=[model_pb2.Checkpoint(vnode="a", digest="5" * 64)])
+        message = model_pb2.Manifest(network_id=FIRST.network_id, model="m", number=number, holder=signer.node_id, entries=[entry])
+        made = sealed(identity_pb2.DOMAIN_MANIFEST, message, signer)
+        self.store.rewind(keys.manifest("m", made.digest), made.data)
+        return made.digest
 
     def end(self, job_id: str, signer: NodeKey = HOLDER) -> None:
         outcome = model_pb2.Outcome(job_id=job_id, state=model_pb2.JOB_STATE_CANCELLED)
         made = sealed(identity_pb2.DOMAIN_JOB_END, model_pb2.JobEnd(outcome=outcome), signer)
         self.store.rewind(keys.job_end("m", job_id), made.data)
+
+    def kept(self) -> frozenset[str]:
+        """States that no sweep takes now."""
+        view = ModelView("m", model_pb2.Head(), b"")
+        return asyncio.run(kept_states(view, self.book._loader, self.book.records, (), self.book.unknown))
 
     def damage(self, *names: str) -> None:
         self.damaged.keys.update(names)
@@ -201,6 +215,21 @@ def test_what_lies_in_the_place_of_the_active_jobs_end_stops_it_not() -> None:
     asyncio.run(shelf.book.refresh("active"))
     asyncio.run(shelf.book.look())
     assert (shelf.book.records["active"].end, list(shelf.book.unread)) == (None, [])
+
+
+def test_while_nothing_is_known_of_a_job_that_waits_no_state_goes() -> None:
+    """What it begins with was condemned, and deleted five minutes later: it was accepted, and could never run."""
+    shelf = Shelf()
+    shelf.submit("active")
+    shelf.submit("waits", begins_with=shelf.manifest(0, ALICE))
+    shelf.damage(keys.job_request("m", "waits"))
+    shelf.refresh()
+    assert (list(shelf.book.records), shelf.book.unknown) == (["active"], {"waits"})
+    with pytest.raises(Unavailable, match="waits"):
+        shelf.kept()
+    shelf.damaged.keys.clear()
+    shelf.refresh(2)
+    assert shelf.kept() == {"5" * 64}
 
 
 def test_what_cannot_be_read_is_asked_for_ever_more_rarely_but_for_the_job_that_runs() -> None:
