@@ -31,7 +31,11 @@ MISSING_LOOKS: Final = 20
 """An object of a listed job that is not found is looked for this often before the job counts as one that can never run: a read may be stale."""
 UNSIGNED_LOOKS: Final = 300
 """A request that too few of the maintainers known here have signed is looked at this often, by a holder for five minutes, before the job counts as one that can
-never run: whoever accepted it may know a newer network document, of which this orchestrator hears later. """
+never run: whoever accepted it may know a newer network document, of which this orchestrator hears later. So is one that begins with a manifest that nobody
+known here may sign.
+"""
+UNSIGNED: Final = frozenset(("wrong_signer", "too_few_signatures"))
+"""Codes of a manifest that is signed by nobody whom the network document known here lets sign it."""
 MAX_UNREAD: Final = 8
 """With more jobs that fail for the first time in one look, it is the store that does not answer."""
 MAX_PAUSE_LOOKS: Final = 64
@@ -195,6 +199,8 @@ class JobBook:
                 return None
             problem = f"it cannot run: {error.message}"
         except DcnrError as error:
+            if error.code in UNSIGNED and (not counts or self._may_be_signed(job_id)):
+                return None
             problem = f"it cannot run: {error.message}"
         return JobRecord(job_id, requested_at, request, digest, problem=problem, lacks=lacks)
 

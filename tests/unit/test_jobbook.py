@@ -217,6 +217,23 @@ def test_what_lies_in_the_place_of_the_active_jobs_end_stops_it_not() -> None:
     assert (shelf.book.records["active"].end, list(shelf.book.unread)) == (None, [])
 
 
+@pytest.mark.parametrize("number", [0, 7])
+def test_a_job_that_begins_with_what_others_signed_waits_for_the_network_document(number: int) -> None:
+    """By an older document it was decided to have failed for good, and what it begins with was left to go from the store."""
+    shelf, signer = Shelf(), BOB if number == 0 else ADDED
+    shelf.submit("new", begins_with=shelf.manifest(number, signer))
+    shelf.refresh(20)
+    assert shelf.activated() == ""
+    assert not shelf.book.records
+    shelf.policy = SECOND if number == 0 else THIRD
+    shelf.refresh()
+    assert (shelf.activated(), shelf.kept()) == ("new", {"5" * 64})
+    shelf.restart()
+    shelf.policy = FIRST
+    shelf.refresh(UNSIGNED_LOOKS)
+    assert "cannot run" in shelf.book.records["new"].problem
+
+
 def test_while_nothing_is_known_of_a_job_that_waits_no_state_goes() -> None:
     """What it begins with was condemned, and deleted five minutes later: it was accepted, and could never run."""
     shelf = Shelf()
