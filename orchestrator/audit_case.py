@@ -32,10 +32,15 @@ LONGEST_CHALLENGE_S: Final = 600.0
 """So long an accused that is here has to show its evidence: that leaves many homes slowly."""
 LOOK_S: Final = 5.0
 """Where nobody can audit now, somebody is looked for again after this time."""
+UNREAD_S: Final = 600.0
+"""So long the store may say that it does not have the commits of an interval; then nobody will ever know whether what is shown of it is all of it."""
+GONE: Final = frozenset(("state_missing", "commit_unread"))
+"""Codes of a plain answer to that. A store that is away says nothing."""
 LACKING: Final = 2
 """So many auditors say that an interval cannot be verified, and it is, or own eyes look."""
 SETTLED: Final = frozenset((Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIABLE))
 """What a case ends with."""
+UNBEGUN: Final = "the store does not have the commits that say where it begins"
 UNPROVEN: Final = "the verifier found a fault that its record does not prove"
 
 
@@ -76,6 +81,8 @@ class Case:
     """Since when nobody is found who may audit it; 0: somebody was, or nobody was looked for."""
     blind_s: float = 0.0
     """When a verifier that was asked first said nothing."""
+    unread_s: float = 0.0
+    """Since when the store says that it does not have its commits."""
     num_held: int = 0
     """Batches that the VNode has with the checkpoint that brought it; 0: it was left aside."""
     num_late: int = 0
@@ -111,11 +118,23 @@ class Case:
 
 def ended_without(case: Case, asked: Asked, now_s: float, *, is_late: bool) -> None:
     """An audit ended, and nothing was said. ``is_late``: its time was too short. A verifier may be asked again a little later."""
-    case.num_late += is_late
+    case.num_late, case.unread_s = case.num_late + is_late, 0.0
     if asked.is_verifier:
         case.asked.discard(asked.auditor)
         case.blind_s = case.blind_s or now_s
         case.until_s = now_s + LOOK_S
+
+
+def said_nothing(case: Case, asked: Asked, report: Report, now_s: float) -> Decision | None:
+    """What follows where who was asked cannot say anything, or nobody was asked since the store does not give the commits: that is tried again a little later,
+    not with everybody at once.
+    """
+    if report.word is not Word.UNREAD:
+        ended_without(case, asked, now_s, is_late=now_s >= asked.until_s - LATE_S)
+        return None
+    case.asked.discard(asked.auditor)
+    case.until_s, case.unread_s = now_s + LOOK_S, (case.unread_s or now_s) if report.part in GONE else 0.0
+    return _not_accepted(case, UNBEGUN) if case.unread_s and now_s >= case.unread_s + UNREAD_S else None
 
 
 def weighed(case: Case, *, can_look: bool, wanted: int = 1, gives_up: bool = False) -> Decision | tuple[int, bool]:
@@ -224,4 +243,6 @@ def _waits_for(case: Case, now_s: float) -> tuple[str, float, str]:
         return asked.auditor, asked.until_s, "an audit; then another one is asked"
     if case.verifying:
         return "holder", now_s + AUDIT_S, "a fault record is verified"
+    if case.unread_s:
+        return "holder", case.unread_s + UNREAD_S, f"{UNBEGUN}; then it is unverifiable"
     return "holder", max(case.until_s, now_s), "an independent auditor that is free; then it is looked for again"

@@ -22,6 +22,8 @@ class Word(Enum):
     UNVERIFIABLE = "unverifiable"
     REFUSED = "refused"
     """It cannot: nothing is said."""
+    UNREAD = "unread"
+    """Nobody was asked: where the interval begins could not be read. ``Report.part`` is the code of why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,11 +126,8 @@ class Auditing:
         if self._desk is None:
             return  # not the holder any more
         self._desk.answered(pnode_id, evidence.interval, bundle, self._shared.clock.monotonic())
-        kind, why = (
-            "evidence_brought" if bundle is not None else "evidence_missing",
-            evidence.reason or "what it was asked for came",
-        )
-        self._say(kind, pnode_id, why, evidence.interval)
+        kind = "evidence_brought" if bundle is not None else "evidence_missing"
+        self._say(kind, pnode_id, evidence.reason or "what it was asked for came", evidence.interval)
         self._stirred.fire()
 
     def reported(self, report: Report, envelope: identity_pb2.Envelope | None = None) -> None:
@@ -156,7 +153,8 @@ class Auditing:
             self._shared.standings.shadowed(shadow.pnode_id, shadow.evidence, now_ms / 1000, is_right=shadow.is_right)
         if envelope is not None and self._memory is not None:
             self._memory.heard(report, envelope, now_ms, is_unit=shadow is not None)
-        self._say("audit_reported", report.auditor, f"{report.word.value} {report.part}".strip(), report.interval)
+        if report.word is not Word.UNREAD:
+            self._say("audit_reported", report.auditor, f"{report.word.value} {report.part}".strip(), report.interval)
         self._stirred.fire()
 
     async def committed(self, checkpoint: model_pb2.Checkpoint, commit: identity_pb2.Envelope) -> None:
@@ -352,14 +350,15 @@ class Auditing:
         assert self._group is not None
         seed, until_ms = self._shared.random_bytes(SEED_BYTES), unix_ms_of(action.until_s, self._shared.clock)
         task = audit_task_of(action, view, self._shared.policy.network_id, self._term[1], seed, until_ms)
-        self._say("audit_asked", action.auditor, action.reason, action.interval, vnode=action.vnode)
-        self._group.create_task(self._give(task, action))
+        self._group.create_task(self._give(task, action, view.chain))
 
-    async def _give(self, task: model_pb2.AuditTask, action: SendTask) -> None:
-        """Has it audited, by the verifier or by whoever was chosen. What cannot be read of its interval now is as if that one could not audit now."""
-        eyes, nothing = self._shared.own_eyes, Report(task.task_id, task.pnode_id, action.interval, Word.REFUSED)
+    async def _give(self, task: model_pb2.AuditTask, action: SendTask, chain: Chain | None) -> None:
+        """Has it audited, by the verifier or by whoever was chosen: nobody, while it cannot be read where the interval begins."""
+        eyes, nothing = self._shared.own_eyes, Report(task.task_id, task.pnode_id, action.interval, Word.UNREAD)
         try:
-            task.first_statement = await self._beginnings.of(task.job_id, task.vnode, action.interval)
+            task.first_statement = await self._beginnings.of(task.job_id, task.vnode, action.interval, chain)
+            nothing = replace(nothing, word=Word.REFUSED)
+            self._say("audit_asked", action.auditor, action.reason, action.interval, vnode=action.vnode)
             if not action.is_verifier:
                 envelope = seal(identity_pb2.DOMAIN_AUDIT_TASK, task, self._shared.key)
                 self._shared.mailbox.send(action.auditor, orchestrator_pb2.OrchestratorMessage(audit_task=envelope))
@@ -370,7 +369,7 @@ class Auditing:
             report = replace(nothing, word=Word.UNVERIFIABLE, part=error.code)
         except DcnrError as error:
             _log.warning("audit_not_begun", vnode=task.vnode, reason=error.message)
-            report = nothing
+            report = replace(nothing, part=error.code)
         try:
             self.reported(report)
         except DcnrError as error:

@@ -21,7 +21,6 @@ from orchestrator.audit_bundles import Bundles
 from orchestrator.audit_case import (
     AUDIT_S,
     CHALLENGE_S,
-    LATE_S,
     LOOK_S,
     MAX_DOUBLED,
     Asked,
@@ -30,6 +29,7 @@ from orchestrator.audit_case import (
     ended_without,
     given_up,
     goes_back,
+    said_nothing,
     shown,
     wait_of,
     waits_for_auditor,
@@ -84,8 +84,7 @@ class AuditDesk:
         """The interval of each audit under way, by task."""
         self._late: OrderedDict[str, str] = OrderedDict()
         """Auditors of tasks that are over, by task."""
-        self._accounts = Accounts()
-        self._bundles = Bundles()
+        self._accounts, self._bundles = Accounts(), Bundles()
         self._again: dict[str, Decision] = {}
         """Passed intervals that are open again, and spared ones that are drawn late."""
         self._found: dict[str, Decision] = {}
@@ -162,8 +161,9 @@ class AuditDesk:
         if report.word in FINDINGS and (report.interval != name or report.bundle not in ("", shown(case))):
             raise Refused("a report on another interval or other evidence than the task's", code="wrong_interval")
         self._end_task(case, report.task_id)
-        if report.word is Word.REFUSED:
-            ended_without(case, asked, now_s, is_late=now_s >= asked.until_s - LATE_S)
+        if report.word in (Word.REFUSED, Word.UNREAD):
+            if (found := said_nothing(case, asked, report, now_s)) is not None:
+                self._decide(case, found)
         else:
             self._note(case, report, asked, now_s)
             waiting = in_turns(filter(waits_for_auditor, self._cases.values()), self._served)

@@ -256,7 +256,8 @@ class Holder:
         """The newest manifest is read."""
         active = model_pb2.ActiveJob(job_id="job")
         head = model_pb2.Head(holder=self.shared.key.node_id, epoch=epoch, active=active, manifest_digest=self.job.digest(-1))
-        self.view = ModelView("m", head, b"", chain=await asyncio.to_thread(self.job.chain))
+        chain = replace(await asyncio.to_thread(self.job.chain), checkpoints={})  # whose commits are in no store here
+        self.view = ModelView("m", head, b"", chain=chain)
 
     def state(self) -> State:
         return self.shared.standings.of(AUDITOR.node_id, CLOCK.wall()).state

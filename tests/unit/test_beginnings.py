@@ -7,12 +7,26 @@ from checkpoint_rig import HELPER, HELPING, JOB, MODEL, POLICY, SPAN, World, del
 
 from dataservice import keys
 from dcnr.errors import Unavailable
+from dcnr.v1 import model_pb2
 from orchestrator.beginnings import Beginnings
+from orchestrator.chain import Chain
 from trust.envelope import digest_of_envelope
+from trust.folding import Chronicle
+from trust.ledger import Ledger, Named
+
+Brought = tuple[model_pb2.Checkpoint, list[str]]
+"""A checkpoint with the intervals that it brought."""
 
 
-async def first_of(world: World, interval: str) -> str:
-    return await Beginnings(world.store, lambda: POLICY, MODEL).of(JOB, "a", interval)
+def chain_of(*line: Brought) -> Chain:
+    """The line of VNode a, behind what its job began with."""
+    named = [(model_pb2.Checkpoint(vnode="a", digest="0" * 64), list[str]()), *line]
+    ledger = Ledger({"a": tuple(Named(one.digest, tuple(intervals)) for one, intervals in named)}, {})
+    return Chain(Chronicle(ledger), {one.digest: one for one, _ in named})
+
+
+async def first_of(world: World, interval: str, *line: Brought) -> str:
+    return await Beginnings(world.store, lambda: POLICY, MODEL).of(JOB, "a", interval, chain_of(*line))
 
 
 def test_it_begins_behind_the_state_before_it_with_all_anchors_since() -> None:
@@ -50,6 +64,47 @@ def test_a_delta_is_an_interval_of_its_own_also_where_somebody_has_put_it_among_
         assert await first_of(world, digest_of_envelope(one)) == digest_of_envelope(one)
         world.store.rewind(keys.commit(MODEL, "a", digest_of_envelope(one)), one.SerializeToString(deterministic=True))
         assert await first_of(world, digest_of_envelope(one)) == digest_of_envelope(one)
+
+    run(story)
+
+
+def test_what_is_not_in_the_store_is_a_delta_only_where_a_commit_that_leads_to_its_checkpoint_took_it_in() -> None:
+    """An honest interval's commit was lost, or not shown for a moment: auditors were told that it begins where it ends, so its bundle was unverifiable."""
+
+    async def story(world: World) -> None:
+        taken, other = delta([4, 5]), delta([6, 7], sequence=2)
+        world.commits([0, 1], anchor="a" * 64, replica="a.7")
+        ended = world.commit
+        world.commits([2], anchor="b" * 64, merges=[model_pb2.Merged(delta=taken)])
+        first = world.commit
+        made, _ = world.checkpoint(SPAN(0, 6), [3], merges=[model_pb2.Merged(delta=other)])
+        deltas = [digest_of_envelope(one) for one in (taken, other)]
+        brought = made, [ended, *deltas, made.commit_digest]
+        beginnings, chain = Beginnings(world.store, lambda: POLICY, MODEL), chain_of(brought)
+        assert [await beginnings.of(JOB, "a", one, chain) for one in deltas] == deltas
+        for name in (ended, made.commit_digest):
+            key = keys.commit(MODEL, "a", name)
+            data = world.store.peek(key)
+            world.store.rewind(key, None)
+            with pytest.raises(Unavailable):
+                await beginnings.of(JOB, "a", name, chain)
+            world.store.rewind(key, data)
+        assert [await beginnings.of(JOB, "a", one, chain) for one in (ended, made.commit_digest)] == [ended, first]
+
+    run(story)
+
+
+def test_deltas_are_looked_for_between_two_checkpoints_and_nowhere_else() -> None:
+    """What lies further back may be many commits, and is not needed."""
+
+    async def story(world: World) -> None:
+        before, _ = world.checkpoint(SPAN(0, 2), [0, 1])
+        world.store.rewind(keys.commit(MODEL, "a", world.commit), None)
+        one, aside = delta([3, 4]), digest_of_envelope(delta([8]))
+        made, _ = world.checkpoint(SPAN(0, 5), [2], merges=[model_pb2.Merged(delta=one)])
+        line = (before, [before.commit_digest]), (made, [digest_of_envelope(one), made.commit_digest])
+        assert await first_of(world, digest_of_envelope(one), *line) == digest_of_envelope(one)
+        assert await first_of(world, aside, *line) == aside, "no checkpoint leads to what was left aside"
 
     run(story)
 
