@@ -51,7 +51,6 @@ WORDS: Final[Mapping[str, str]] = {
     "missing_object": "its state is not in the store any more",
     FENCED: "it holds what was taken back, or may",
     "not_primary": "the plan has another primary by now",
-    "older": "a newer checkpoint of the VNode is named",
     NOTHING_NEW: "it adds no batch to what is named",
     "older_incarnation": "a checkpoint of a newer incarnation is named",
 }
@@ -295,10 +294,12 @@ class Naming:
         """Refusals and losses, each once."""
         for refusal in outcome.refused:
             record = refusal.record
+            if refusal.reason == "older":
+                continue  # its replica is told that it is named once a head names this manifest; until then it waits
             reason = WORDS.get(refusal.reason, refusal.reason)
             new = (record.vnode, record.commit_digest) not in self._refused
             self._refused[(record.vnode, record.commit_digest)] = f"{refusal.reason}: {reason}"
-            if new and refusal.reason not in ("older", "named", NOTHING_NEW):
+            if new and refusal.reason not in ("named", NOTHING_NEW):
                 self._history.say("checkpoint_refused", record.replica, reason, code=refusal.reason, step=record.step)
         while len(self._refused) > MAX_REFUSED:
             self._refused.popitem(last=False)

@@ -14,6 +14,7 @@ from dataservice.memory import MemoryStore
 from dcnr.system import SystemClock
 from dcnr.v1 import model_pb2
 from orchestrator.audit_events import Decision
+from orchestrator.checkpoints import named
 from orchestrator.drawing import Drawing
 from orchestrator.history import History
 from orchestrator.naming import FENCE_AGAIN_S, Naming
@@ -144,6 +145,24 @@ def test_a_state_that_is_refused_of_one_replica_may_be_named_of_the_next() -> No
     second.CopyFrom(first.checkpoint)
     second.replica, second.commit_digest = held.anew("a"), name_of("another commit")
     assert not held.naming.refusal(second)
+
+
+def test_what_adds_nothing_to_what_is_about_to_be_named_is_not_refused() -> None:
+    """It was, for as long as the head was not written: its replica made another one for that, which added nothing either and was refused in its turn."""
+    held = _Held()
+    held.is_audited = False
+    twins = [judged(name, "a0", piece("a-1", 0, 1), held=[(0, 1)]) for name in ("a1", "a2")]
+    for one in twins:
+        held.naming.recorded(one)
+    held.head_is_written = False
+    held.fences()
+    assert [held.naming.refusal(one.checkpoint) for one in twins] == ["", ""]
+    held.head_is_written = True
+    held.fences()
+    head = model_pb2.Head(active=model_pb2.ActiveJob(job_id=JOB))
+    view = ModelView("m", head, b"", manifest=held.job.manifests[-1])
+    assert [named(view, one.checkpoint) for one in twins] == [True, True]
+    assert held.fences() is None
 
 
 @pytest.mark.parametrize(("verdict", "is_fault"), [(Verdict.FAILED, True), (Verdict.UNVERIFIABLE, False)])
