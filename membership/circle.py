@@ -3,7 +3,8 @@
 A new connection is a TLS handshake, a session and some 8 kB on a volunteer's line, so partners drawn from the whole view each time cost more than all that is
 exchanged with them. A circle is drawn from the view, and its oldest member makes room for another one from time to time: what links the circles of all
 nodes stays a random graph, on which news spreads in as many rounds as on a complete one, but for a constant (HyParView's active view: Leitão, Pereira and
-Rodrigues, DSN 2007, section 4). Who behaves how has no influence on how long it stays, so nobody can fill a circle by being quick.
+Rodrigues, DSN 2007, section 4). Who behaves how has no influence on how long it stays, so nobody can fill a circle by being quick, nor by having others
+in it fail: the oldest goes when its time has come, however many left before it.
 """
 
 from __future__ import annotations
@@ -45,9 +46,7 @@ class Circle:
     def _turn(self, rng: Random, there: Collection[NodeId], now_s: float) -> None:
         self._ids = [node_id for node_id in self._ids if node_id in there]
         outside = [node_id for node_id in there if node_id not in self._ids]
-        if len(self._ids) == CIRCLE and outside and now_s >= self._turned_s + TURN_S:
-            del self._ids[0]
-        new = rng.sample(outside, min(CIRCLE - len(self._ids), len(outside)))
-        if new:
-            self._ids += new
+        if len(there) > CIRCLE and now_s >= self._turned_s + TURN_S:
+            del self._ids[:1]
             self._turned_s = now_s
+        self._ids += rng.sample(outside, min(CIRCLE - len(self._ids), len(outside)))

@@ -44,6 +44,18 @@ def test_who_is_not_willing_any_more_is_not_asked_and_another_comes_in_its_place
     assert gone.node_id not in after
 
 
+def test_nobody_stays_for_longer_because_others_fail() -> None:
+    """Those that are drawn later are asked, fail and go without end: the first eight never fail, and each makes room in its time."""
+    rng, circle, everybody = random.Random(5), Circle(), nodes(400)
+    first = ids(circle.partners(rng, everybody, (), CIRCLE, 0.0))
+    stayed, failed = set(first), set[str]()
+    for number in range(1, round(CIRCLE * TURN_S / ROUND_S) + 1):
+        willing = [one for one in everybody if one.node_id not in failed]
+        stayed &= ids(circle.partners(rng, willing, (), CIRCLE, number * ROUND_S))
+        failed |= ids(circle.partners(rng, willing, (), 2, number * ROUND_S)) - first
+    assert not stayed
+
+
 def test_who_did_not_answer_and_is_due_again_is_asked_first_wherever_it_is() -> None:
     rng, circle, everybody = random.Random(3), Circle(), nodes(40)
     circle.partners(rng, everybody, (), 2, 0.0)
