@@ -276,7 +276,7 @@ def typed_error(error: Exception, operation: str, key: str) -> DcnrError:
     """The error of the port for what the client library raised."""
     match error:
         case botocore.exceptions.ClientError():
-            return _answered(error, key)
+            return _answered(error, operation, key)
         case (
             botocore.exceptions.ReadTimeoutError()
             | botocore.exceptions.ConnectTimeoutError()
@@ -288,12 +288,15 @@ def typed_error(error: Exception, operation: str, key: str) -> DcnrError:
             return unavailable(key, for_others(error))
 
 
-def _answered(error: Any, key: str) -> DcnrError:
+def _answered(error: Any, operation: str, key: str) -> DcnrError:
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     word = str(error.response.get("Error", {}).get("Code", ""))
     if word == "NoSuchBucket":
         # Not `NotFound`: an absent bucket must never look like an absent head.
         return unavailable(key, "the bucket does not exist")
+    if operation == "put" and status == 404 and word != "NoSuchKey":
+        # Somebody before the store, or a store that is being set up: an object that is brought is not looked for.
+        return unavailable(key, f"{status} {word}")
     if is_full(status, word):
         return store_full(key, f"{status} {word}")
     match status:

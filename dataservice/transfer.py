@@ -234,12 +234,14 @@ class _Exchange:
 
 
 def _expect_ok(response: BaseHTTPResponse, method: str, path: str) -> None:
-    word = _error_word(response) if response.status in (403, 507) and method == "PUT" else ""
+    word = _error_word(response) if response.status == 404 or (response.status in (403, 507) and method == "PUT") else ""
     if is_full(response.status, word):
         raise store_full(path.partition("?")[0].lstrip("/"), f"{response.status} {word}".rstrip())
     match response.status:
         case 200 | 201 | 204:
             return
+        case 404 if method == "PUT" or word == "NoSuchBucket":  # where objects should lie is missing, which says nothing of any
+            raise Unavailable(f"the store answered 404 {word}".rstrip(), code="store_unavailable")
         case 404:
             raise NotFound("the store has no such object", code="no_such_object")
         case 412 if method == "PUT":

@@ -111,6 +111,10 @@ class Odd(http.server.BaseHTTPRequestHandler):
                     pass
             case "/silent":
                 time.sleep(2)
+            case "/no-bucket":
+                self.send_response(404)
+                self.end_headers()
+                self.wfile.write(b"<Error><Code>NoSuchBucket</Code></Error>")
             case "/steady":
                 self.send_response(200)
                 self.send_header("content-length", str(MAX))
@@ -125,7 +129,7 @@ class Odd(http.server.BaseHTTPRequestHandler):
         while left:
             left -= len(self.rfile.read(min(left, STEADY_BYTES)))
             time.sleep(STEADY_S)
-        self.send_response(200)
+        self.send_response(404 if self.path.startswith("/no-bucket") else 200)
         self.send_header("content-length", "0")
         self.end_headers()
 
@@ -157,6 +161,26 @@ def test_misbehaving_servers_leave_nothing_behind(odd: str, tmp_path: Path, path
         )
     assert time.monotonic() - began < 20
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_is_missing_says_nothing_of_the_objects_in_it(odd: str, tmp_path: Path) -> None:
+    """As while a store is set up anew: what is brought there is neither damaged nor gone, and is brought again; what is looked for may come back."""
+    rule, url, source = AddressRule(stores=(odd,)), f"{odd}/no-bucket", tmp_path / "source"
+    source.write_bytes(DATA[:100])
+    digest = digest_of(DATA[:100])
+    for exchange in (
+        upload(url, source, headers={}, size_bytes=100, sha256=digest, rule=rule),
+        download(url, tmp_path / "dest", max_bytes=MAX, sha256=digest, rule=rule),
+        fetch_small(url, MAX, rule=rule),
+    ):
+        with pytest.raises(Unavailable):
+            asyncio.run(exchange)
+    behind = S3Store(StoreAddress(odd, "no-bucket", "key", "secret"))
+    try:
+        with pytest.raises(Unavailable):
+            asyncio.run(behind.put(keys.probe("brought"), b"1", if_none_match=True))
+    finally:
+        behind.close()
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["up", "down"])
