@@ -140,8 +140,8 @@ class Orchestrators:
     async def _forget(self) -> None:
         """Closes what leads to nodes that are known no more, but for the newest few, over which something may still run."""
         known = {node_id for node_id, _ in self.known()}
-        for node_id in [node_id for node_id in self._connections if node_id not in known][:-MAX_GONE]:
-            await self._drop(node_id, self._connections[node_id])
+        for node_id, connection in [item for item in self._connections.items() if item[0] not in known][:-MAX_GONE]:
+            await self._drop(node_id, connection)
         idle = [node_id for node_id, lock in self._opening.items() if not lock.locked()]
         for node_id in idle:
             if node_id not in known and node_id not in self._connections:

@@ -38,6 +38,31 @@ def test_only_the_newest_few_connections_to_nodes_that_are_known_no_more_are_kep
     asyncio.run(story())
 
 
+def test_who_opens_connections_at_once_does_not_trip_over_what_the_others_close() -> None:
+    async def story() -> None:
+        gone, open_ = [NodeId(f"{number:040x}") for number in range(MAX_GONE + 4)], set[NodeId]()
+        new = [NodeId(f"{number:040x}") for number in range(100, 103)]
+        now_known = [*gone]
+
+        async def connect(node_id: NodeId, addresses: object) -> Any:
+            async def close() -> None:
+                open_.remove(node_id)
+                await asyncio.sleep(0)  # as a channel takes a turn of the loop
+
+            open_.add(node_id)
+            return SimpleNamespace(closed=False, close=close)
+
+        dialer: Any = SimpleNamespace(connect=connect)
+        orchestrators = Orchestrators(dialer, lambda: [(node_id, ()) for node_id in now_known])
+        for node_id in gone:
+            await orchestrators.connection(node_id, ())
+        now_known[:] = new
+        await asyncio.gather(*(orchestrators.connection(node_id, ()) for node_id in new))
+        assert open_ == {*new, *gone[-MAX_GONE:]}
+
+    asyncio.run(story())
+
+
 FIRST, SECOND = NodeId("1" * 40), NodeId("2" * 40)
 UNKNOWN = Unavailable("who is that", code="unknown_caller", remedy="attach first")
 AWAY = Unavailable("the store is away", code="store_unavailable")
