@@ -161,7 +161,7 @@ class ObjectClient:
         last: DcnrError | None = None
         for node_id, addresses in self._orchestrators.known():
             try:
-                connection = await self._orchestrators.connection(node_id, addresses)
+                connection = await self._orchestrators.one_of_many(node_id, addresses)
                 outgoing = Outgoing(self._up)  # places there are few, and who is slow loses its own: only the owner's limit holds
                 timeout_s = _longest_s(int(item.size_bytes), outgoing)
                 async with _patience() as moved:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc
 
 from dcnr import limits
-from dcnr.errors import DcnrError, Refused, TimedOut, Unavailable
+from dcnr.errors import DcnrError, Refused, RemoteFault, TimedOut, Unavailable
 from dcnr.ids import NodeId
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
@@ -49,7 +49,7 @@ class Orchestrators:
         self._last_good: NodeId | None = None
 
     async def connection(self, node_id: NodeId, addresses: Sequence[str]) -> Connection:
-        """The open connection to one orchestrator. Raises Unavailable."""
+        """The open connection to one orchestrator. Raises Unavailable, Refused, RemoteFault (``wrong_identity``: somebody else answers at its addresses)."""
         async with self._opening.setdefault(node_id, asyncio.Lock()):
             connection = self._connections.get(node_id)
             if connection is None or connection.closed:
@@ -57,6 +57,13 @@ class Orchestrators:
                 self._connections[node_id] = connection
                 await self._forget()
             return connection
+
+    async def one_of_many(self, node_id: NodeId, addresses: Sequence[str]) -> Connection:
+        """As `connection`, for who goes on to others: somebody else who answers there says as little of that orchestrator as silence does (Unavailable)."""
+        try:
+            return await self.connection(node_id, addresses)
+        except RemoteFault as error:
+            raise Unavailable(error.message, code=error.code, remedy=error.remedy) from error
 
     async def call(
         self, stub: Callable[[Any], Any], method: str, request: Any, *, timeout_s: float = limits.CALL_TIMEOUT_S, prefer: NodeId | None = None
@@ -77,7 +84,7 @@ class Orchestrators:
         for node_id, addresses in self._ordered(prefer):
             connection: Connection | None = None
             try:
-                connection = await self.connection(node_id, addresses)
+                connection = await self.one_of_many(node_id, addresses)
                 answer = await connection.call(getattr(stub(connection.channel), method), request, timeout_s=timeout_s)
             except (Unavailable, Refused) as error:
                 reasons.append(_reason(node_id, error))
@@ -104,7 +111,7 @@ class Orchestrators:
         for node_id, addresses in self._ordered(prefer):
             has_begun = False
             try:
-                connection = await self.connection(node_id, addresses)
+                connection = await self.one_of_many(node_id, addresses)
                 metadata = await connection.fresh_metadata()
                 call = getattr(stub(connection.channel), method)(request, metadata=metadata, timeout=timeout_s)
                 with unless_closed():

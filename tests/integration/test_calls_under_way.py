@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from rpc_rig import ENDED, HELD, SERVER, House, connected, in_house, probe, stub, until
+from rpc_rig import CLIENT, ENDED, HELD, SERVER, House, connected, in_house, probe, stub, until
 
 from dcnr.client import Orchestrators
 from dcnr.errors import Unavailable
 from dcnr.v1 import membership_pb2, membership_pb2_grpc
+from trust.identity import NodeKey
 
 SLOW_S = 1.2
 
@@ -50,6 +51,23 @@ def test_a_call_that_is_refused_breaks_no_other_over_the_connection() -> None:
         house.echo.go_on.set()
         assert not (await held).reachable
         await orchestrators.close()
+
+    in_house(scene)
+
+
+def test_an_orchestrator_whose_address_is_somebody_elses_keeps_nobody_from_the_others() -> None:
+    """As where its machine got another address, and another machine its own."""
+
+    async def scene(house: House) -> None:
+        moved = NodeKey.generate().node_id
+        both = Orchestrators(house.dialer(), lambda: [(moved, [house.address]), (SERVER.node_id, [house.address])])
+        alone = Orchestrators(house.dialer(), lambda: [(moved, [house.address])])
+        request = membership_pb2.ProbeRequest(node_id=CLIENT.node_id)
+        answer = await both.call(membership_pb2_grpc.MembershipServiceStub, "Probe", request)
+        assert answer.reachable
+        with pytest.raises(Unavailable, match=moved):
+            await alone.call(membership_pb2_grpc.MembershipServiceStub, "Probe", request)
+        await both.close()
 
     in_house(scene)
 

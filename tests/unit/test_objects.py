@@ -45,7 +45,7 @@ class Orchestrators:
     def known(self) -> list[tuple[str, list[str]]]:
         return [*((name, []) for name in self.behind), ("o", [])]
 
-    async def connection(self, node_id: str, addresses: list[str]) -> Any:
+    async def one_of_many(self, node_id: str, addresses: list[str]) -> Any:
         async def refuse(*request: Any, **options: Any) -> None:
             raise Refused("not placed there", code="not_hosted")
 
