@@ -1,5 +1,5 @@
 """Finds others while nobody answers: asks the bootstrap entries again and again, with growing pauses, and says why it has nobody. An orchestrator asks
-them also while it knows no other that the document lists.
+them also while it knows no other that the document lists, and now and then one that may lead to those of them that it does not know.
 
 Also asks an orchestrator for a newer network document now and then, and remembers the nodes met for the next start.
 """
@@ -157,7 +157,9 @@ class Seeker:
             await asyncio.sleep(max(MIN_PAUSE_S, min(pause_s * self._rng.uniform(0.75, 1.25), self._next_look_s())))
 
     async def look_around(self, own: identity_pb2.Envelope, own_addresses: Sequence[str]) -> bool:
-        """Asks whom it is time to ask: entries while lonely, else sometimes an orchestrator for the newest document. Whether anybody was."""
+        """Asks whom it is time to ask: entries while lonely, else sometimes an orchestrator for the newest document, and with it an entry that may lead to
+        listed ones that are not known here. Whether anybody was.
+        """
         now = self._time.monotonic()
         if self._is_lonely(now):
             if now < self._retry.at:
@@ -176,7 +178,8 @@ class Seeker:
         if now < self._document_at or not known:
             return False
         self._document_at = now + self._document_s * self._rng.uniform(0.75, 1.25)
-        await self._ask([self._rng.choice(known)], own)
+        missing = self._missing(own_addresses)
+        await self._ask([self._rng.choice(known), *self._rng.sample(missing, min(1, len(missing)))], own)
         return True
 
     def save_what_is_due(self) -> None:
@@ -204,6 +207,23 @@ class Seeker:
         """Whether this listed orchestrator knows none of the others. PNodes that entered by it are not enough: those of the others know nothing of it."""
         others = self._policy().orchestrator_ids - {self._own_id}
         return self._listed() and bool(others) and others.isdisjoint(advert.node_id for advert in self._view.members())
+
+    def _missing(self, own_addresses: Sequence[str]) -> list[Entry]:
+        """Entries that may lead this listed orchestrator to others that it does not know. Parts of a network that were apart for longer than adverts live know
+        nothing of each other; where each has two orchestrators nobody in them is lonely or apart.
+        """
+        others = self._policy().orchestrator_ids - {self._own_id, *(advert.node_id for advert in self._view.members())}
+        if not others or not self._listed():
+            return []
+        document = [parse_entry(text) for text in self._policy().document.bootstrap]
+        places = {(entry.host, entry.port) for entry in _entries_of(self._view.members())}
+        every = merge(self._given, document, [peer.entry for peer in self._cached if peer.entry.node_id in others])
+        unknown = [
+            entry
+            for entry in every
+            if entry.node_id in others or (entry.node_id is None and (entry.host, entry.port) not in places)
+        ]
+        return [entry for entry in unknown if join_address(entry.host, entry.port) not in own_addresses]
 
     def _is_led(self) -> bool:
         """Whether somebody is known by whom all others are found: an orchestrator; for a listed one, another of those where there are others."""

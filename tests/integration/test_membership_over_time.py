@@ -270,6 +270,24 @@ def test_orchestrators_that_missed_each_other_meet_also_after_others_have_entere
     in_town(scene)
 
 
+def test_two_parts_that_know_nothing_of_each_other_meet_though_nobody_in_them_is_alone() -> None:
+    """As after a cut that lasted longer than adverts live: each part has two of the four orchestrators, and one part has been told where the others are."""
+
+    async def scene(town: Town) -> None:
+        draft, keys, ports = draft_successor(town.policy), [NodeKey.generate() for _ in range(3)], free_ports(2)
+        draft.orchestrator_ids.extend(key.node_id for key in keys)
+        policy = town.policy.successor([*town.policy.history, sign_document(draft, MAINTAINER)])
+        there = [f"127.0.0.1:{port}" for port in ports]
+        first = await town.orchestrator(entries=there, policy=policy)
+        second = await town.add(keys[0], entries=[first.address, *there], policy=policy)
+        await until(lambda: first.knows(second) and second.knows(first), "the first part is none")
+        third = await town.add(keys[1], entries=there[1:], policy=policy, port=ports[0])
+        await town.add(keys[2], entries=[third.address], policy=policy, port=ports[1])
+        await until(lambda: all(node.knows(*town.nodes) for node in town.nodes), "the network stays split")
+
+    in_town(scene)
+
+
 def test_a_new_version_of_the_document_spreads() -> None:
     """Goal: gossip brings it to everybody, from whomever it begins; who is listed no longer leaves every view; what is not signed by the rule is refused."""
     settings = MembershipSettings(exchange_s=0.1, document_s=3600.0)  # nobody is asked but by gossip
