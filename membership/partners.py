@@ -1,9 +1,11 @@
-"""Connections to gossip partners, kept for the next exchange: at most `MAX_PARTNERS`, the least recently used one is closed first."""
+"""Connections to gossip partners, kept for the next exchange: at most `MAX_PARTNERS` besides those in use, the least recently used one is closed first."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import contextlib
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator
 from typing import Final
 
 from dcnr.errors import DcnrError, TimedOut
@@ -26,14 +28,15 @@ class Partners:
         self._dialer, self._time = dialer, time
         self._connections: OrderedDict[str, Connection] = OrderedDict()
         self._opening: dict[str, asyncio.Lock] = {}
+        self._in_use: Counter[str] = Counter()
+        """Calls to a partner that are under way or about to begin."""
         self.observed_address = ""
         """Our address as the last partner saw it."""
 
     async def exchange(self, partner: VerifiedAdvert, request: membership_pb2.ExchangeRequest) -> membership_pb2.ExchangeResponse:
         """One exchange within `EXCHANGE_TIMEOUT_S`. Raises the partner's error, or Unavailable."""
         try:
-            async with asyncio.timeout(EXCHANGE_TIMEOUT_S):
-                connection = await self._connection(partner)
+            async with asyncio.timeout(EXCHANGE_TIMEOUT_S), self._lent(partner) as connection:
                 stub = membership_pb2_grpc.MembershipServiceStub(connection.channel)
                 await connection.fresh_metadata()  # before the time is taken
                 asked_s = self._time.monotonic()
@@ -51,19 +54,34 @@ class Partners:
 
     async def probe(self, helper: VerifiedAdvert, request: membership_pb2.ProbeRequest) -> membership_pb2.ProbeResponse:
         """What a partner finds out about a third node. Raises the partner's error, or Unavailable."""
-        connection = await self._connection(helper)
-        return await connection.call(membership_pb2_grpc.MembershipServiceStub(connection.channel).Probe, request, PROBE_TIMEOUT_S)
+        async with self._lent(helper) as connection:
+            return await connection.call(
+                membership_pb2_grpc.MembershipServiceStub(connection.channel).Probe, request, PROBE_TIMEOUT_S
+            )
 
     async def document(self, partner: VerifiedAdvert, request: membership_pb2.DocumentRequest) -> membership_pb2.DocumentResponse:
         """A partner's answer about the network document. Raises the partner's error, or Unavailable."""
-        connection = await self._connection(partner)
-        stub = membership_pb2_grpc.MembershipServiceStub(connection.channel)
-        return await connection.call(stub.Document, request, EXCHANGE_TIMEOUT_S)
+        async with self._lent(partner) as connection:
+            stub = membership_pb2_grpc.MembershipServiceStub(connection.channel)
+            return await connection.call(stub.Document, request, EXCHANGE_TIMEOUT_S)
 
     async def close(self) -> None:
         """Closes all connections."""
         for node_id in list(self._connections):
             await self._drop(node_id)
+
+    @contextlib.asynccontextmanager
+    async def _lent(self, partner: VerifiedAdvert) -> AsyncIterator[Connection]:
+        """The connection to a partner, which does not make room for others as long as this lasts: many calls at once, as when many nodes died together,
+        would end each other.
+        """
+        self._in_use[partner.node_id] += 1
+        try:
+            yield await self._connection(partner)
+        finally:
+            self._in_use[partner.node_id] -= 1
+            if not self._in_use[partner.node_id]:
+                del self._in_use[partner.node_id]
 
     async def _connection(self, partner: VerifiedAdvert) -> Connection:
         """The one connection to a partner, however many ask for it at once."""
@@ -84,9 +102,15 @@ class Partners:
         await self._drop(partner.node_id)
         connection = await self._dialer.connect(partner.node_id, addresses)
         self._connections[partner.node_id] = connection
-        if len(self._connections) > MAX_PARTNERS:
-            await self._drop(next(iter(self._connections)))
+        await self._make_room()
         return connection
+
+    async def _make_room(self) -> None:
+        for node_id in list(self._connections):
+            if len(self._connections) <= MAX_PARTNERS:
+                return
+            if node_id not in self._in_use:
+                await self._drop(node_id)
 
     async def _drop(self, node_id: str) -> None:
         connection = self._connections.pop(node_id, None)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from rpc_rig import CLIENT, ENDED, HELD, SERVER, House, connected, in_house, probe, stub, until
+from rpc_rig import CLIENT, ENDED, HELD, NETWORK, SERVER, House, connected, in_house, probe, stub, until
 
 from dcnr.client import Orchestrators
 from dcnr.errors import Unavailable
-from dcnr.v1 import membership_pb2, membership_pb2_grpc
+from dcnr.rpc.server import RpcServer
+from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
+from membership import partners
+from membership.network_time import NetworkTime
+from membership.partners import Partners
 from trust.identity import NodeKey
+from trust.records import VerifiedAdvert
 
 SLOW_S = 1.2
 
@@ -51,6 +57,31 @@ def test_a_call_that_is_refused_breaks_no_other_over_the_connection() -> None:
         house.echo.go_on.set()
         assert not (await held).reachable
         await orchestrators.close()
+
+    in_house(scene)
+
+
+def test_many_calls_at_once_do_not_end_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a connection to a gossip partner makes room for others when nothing goes over it, and not before."""
+    monkeypatch.setattr(partners, "MAX_PARTNERS", 1)
+
+    async def scene(house: House) -> None:
+        helpers, servers = [], []
+        for key in (NodeKey.generate() for _ in range(3)):
+            server = RpcServer(key, NETWORK, clock=house.clock, rng=secrets.token_bytes)
+            server.add(lambda target: membership_pb2_grpc.add_MembershipServiceServicer_to_server(house.echo, target))
+            advert = membership_pb2.Advert(control_addresses=[f"127.0.0.1:{await server.start('127.0.0.1', 0)}"])
+            helpers.append(VerifiedAdvert(advert, key.node_id, None, identity_pb2.Envelope()))
+            servers.append(server)
+        connections = Partners(house.dialer(), NetworkTime(house.clock))
+        asking = [asyncio.create_task(connections.probe(one, membership_pb2.ProbeRequest(node_id=HELD))) for one in helpers]
+        await until(lambda: house.echo.num_calls == len(helpers), "not all calls arrived")
+        house.echo.go_on.set()
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [membership_pb2.ProbeResponse] * len(helpers)
+        await connections.close()
+        for server in servers:
+            await server.stop(0)
 
     in_house(scene)
 
