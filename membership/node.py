@@ -24,6 +24,7 @@ from membership.agreeing import Agreeing
 from membership.dht import DhtDirectory
 from membership.dht_directory import DirectoryNode
 from membership.doubts import Doubts
+from membership.exchanges import Exchanges, Told
 from membership.gossip import LEAVING_LIFETIME_S, MAX_SUSPECTS_PER_EXCHANGE, Gone, GoneReason, GossipEvent, View
 from membership.network_time import NetworkTime
 from membership.own_advert import OwnAdvert
@@ -96,7 +97,6 @@ class Membership:
         )
         self._own = OwnAdvert(key, policy.network_id, kind, int(clock.wall() * 1000) if incarnation is None else incarnation)
         self._partners = Partners(dialer, self._time)
-        self._agreeing = Agreeing(network, self._partners, self._time)
         self._prober = Prober(dialer, self._partners, rng, members=self._view.members, in_trouble=self._view.in_trouble)
         self._doubts = Doubts(self._prober, self._time, self._bury)
         self._seeker = Seeker(
@@ -111,6 +111,10 @@ class Membership:
             document_s=self._settings.document_s,
             cache_s=self._settings.cache_s,
             heard=Heard(self._take, self._adopt),
+        )
+        told = Told(self._take, self._suspect, self.suspect)
+        self._exchanges = Exchanges(
+            self._view, self._partners, self._time, rng, self._seeker, Agreeing(network, self._partners, self._time), told
         )
         self._directory = directory or DhtDirectory(
             key.node_id, clock=self._time, rng=rng, verify=verify_dht_record(policy.network_id), single_host=policy.single_host
@@ -150,7 +154,7 @@ class Membership:
             self._issue(LEAVING_LIFETIME_S)
             try:
                 async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                    await self._exchange_with(self._view.partners(self._rng, LEAVE_PARTNERS, self._time.monotonic()))
+                    await self._exchanges.last(self._view.partners(self._rng, LEAVE_PARTNERS, self._time.monotonic()))
             except TimeoutError:
                 pass
             self._seeker.save_cache()
@@ -281,7 +285,7 @@ class Membership:
     async def _run(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._gossip())
+                group.create_task(self._gossip(group))
                 group.create_task(self._seeker.run(self._presented, self._wake.set, pause_s=self._settings.exchange_s))
                 if self._directory_runs:
                     group.create_task(self._keep_directory())
@@ -289,7 +293,7 @@ class Membership:
             _log.error("membership_failed", exc_info=error)
             raise
 
-    async def _gossip(self) -> None:
+    async def _gossip(self, group: asyncio.TaskGroup) -> None:
         while True:
             self._wake.clear()
             now = self._time.monotonic()
@@ -297,7 +301,7 @@ class Membership:
                 self._tell(self._view.expire(self._time.wall()))
             if now >= self._renew_at or not -MISDATED_S < self._own_age_s() < self._settings.advert_renew_s + MISDATED_S:
                 self._issue()
-            await self._exchange_with(self._view.partners(self._rng, self._settings.num_partners, now))
+            await self._exchanges.round(group, self._view.partners(self._rng, self._settings.num_partners, now))
             self._seeker.save_what_is_due()
             await asyncio.sleep(MIN_PAUSE_S)
             try:
@@ -314,33 +318,6 @@ class Membership:
             if self._directory.stats().num_contacts:
                 await self._publisher.refresh(self.own_advert)
             await asyncio.sleep(min(DHT_TICK_S, self._settings.exchange_s) * self._rng.uniform(0.75, 1.25))
-
-    async def _exchange_with(self, partners: Sequence[VerifiedAdvert]) -> None:
-        if not partners:
-            return
-        entries = [str(entry) for entry in self._seeker.entries_for_others()]
-        known, stretch = self._view.known(self._rng)
-        request = membership_pb2.ExchangeRequest(
-            adverts=self._view.news(), known=known, known_from=stretch.first, known_before=stretch.before, bootstrap=entries, suspects=self._view.suspects(),
-        )  # fmt: skip
-        async with asyncio.TaskGroup() as group:
-            for partner in partners:
-                group.create_task(self._exchange(partner, request))
-
-    async def _exchange(self, partner: VerifiedAdvert, request: membership_pb2.ExchangeRequest) -> None:
-        try:
-            response = await self._partners.exchange(partner, request)
-        except DcnrError as error:
-            self._view.failed(partner.node_id, self._time.monotonic())
-            self.suspect(partner.node_id)
-            _log.debug("exchange_failed", partner=partner.node_id, code=error.code)
-            return
-        self._view.answered(partner.node_id)
-        self._take(response.adverts)
-        self._seeker.heard_from_others()
-        self._seeker.hear_of(response.bootstrap, partner.node_id)
-        self._suspect(response.suspects)
-        await self._agreeing.with_partner(partner, int(response.document_version))
 
     # Small parts
 

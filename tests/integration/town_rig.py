@@ -36,13 +36,22 @@ class SkewedClock(SystemClock):
 
 
 class CutDialer(Dialer):
-    """A dialer from which there is no way to some nodes."""
+    """A dialer from which there is no way to some nodes; of ``silent`` ones it does not even hear that, except for a probe."""
 
     cut_off: set[str]
+    silent: set[str]
+    num_silent = 0
+    """Exchanges that wait for them."""
 
     async def connect(self, peer_id: str, addresses: Sequence[str], *, own_connection: bool | None = None) -> Connection:
         if peer_id in self.cut_off:
             raise Unavailable("no way there", code="unreachable")
+        if peer_id in self.silent and own_connection is None:
+            self.num_silent += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.num_silent -= 1
         return await super().connect(peer_id, addresses, own_connection=own_connection)
 
 
@@ -55,7 +64,7 @@ class Node:
         kind = membership_pb2.NODE_KIND_ORCHESTRATOR if policy.is_orchestrator(self.key.node_id) else membership_pb2.NODE_KIND_PNODE
         self.network = InForce(policy)
         self.dialer = CutDialer(self.key, policy.network_id, clock=clock, rng=secrets.token_bytes)
-        self.dialer.cut_off = set()
+        self.dialer.cut_off, self.dialer.silent = set(), set()
         self.server = RpcServer(self.key, policy.network_id, clock=clock, rng=secrets.token_bytes)
         self.membership = Membership(
             key=self.key,

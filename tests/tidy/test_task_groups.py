@@ -25,6 +25,7 @@ LISTED: Final = {
     "gateway/server.py::serve_gateway": COMMAND,
     "membership/dht_directory.py::DirectoryNode._join": "what does not answer is None",
     "membership/dht_walk.py::Walker._walk": "what does not answer is part of the reply",
+    "membership/exchanges.py::Exchanges.last": PROCESS,
     "membership/node.py::Membership._run": PROCESS,
     "orchestrator/auditing.py::Auditing.run": PROCESS,
     "orchestrator/infer_streams.py::InferStreams.run": PROCESS,
