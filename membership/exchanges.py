@@ -73,8 +73,9 @@ class Exchanges:
         return task
 
     async def _exchange(self, partner: VerifiedAdvert, request: membership_pb2.ExchangeRequest) -> None:
+        own = self._view.own
         try:
-            response = await self._partners.exchange(partner, request)
+            response = await self._partners.exchange(partner, request, own.envelope if own is not None else None)
         except DcnrError as error:
             self._view.failed(partner.node_id, self._time.monotonic())
             self._told.silent(partner.node_id)

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from dcnr.errors import DcnrError, TimedOut
-from dcnr.rpc.connection import Connection
+from dcnr.limits import MAX_ADVERTS_PER_EXCHANGE
+from dcnr.rpc.connection import Connection, Metadata
 from dcnr.rpc.dialer import Dialer
-from dcnr.v1 import membership_pb2, membership_pb2_grpc
+from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
 from membership.network_time import NetworkTime, Said
 from trust.records import VerifiedAdvert
 
@@ -30,15 +31,23 @@ class Partners:
         self._opening: dict[str, asyncio.Lock] = {}
         self._in_use: Counter[str] = Counter()
         """Calls to a partner that are under way or about to begin."""
+        self._introduced: dict[str, Metadata] = {}
+        """In which session a partner was last given our advert."""
         self.observed_address = ""
         """Our address as the last partner saw it."""
 
-    async def exchange(self, partner: VerifiedAdvert, request: membership_pb2.ExchangeRequest) -> membership_pb2.ExchangeResponse:
-        """One exchange within `EXCHANGE_TIMEOUT_S`. Raises the partner's error, or Unavailable."""
+    async def exchange(
+        self, partner: VerifiedAdvert, request: membership_pb2.ExchangeRequest, own: identity_pb2.Envelope | None = None
+    ) -> membership_pb2.ExchangeResponse:
+        """One exchange within `EXCHANGE_TIMEOUT_S`; in the first one of each session our ``own`` advert goes with it: a partner that began anew may know
+        nobody whom it could ask. Raises the partner's error, or Unavailable.
+        """
         try:
             async with asyncio.timeout(EXCHANGE_TIMEOUT_S), self._lent(partner) as connection:
                 stub = membership_pb2_grpc.MembershipServiceStub(connection.channel)
-                await connection.fresh_metadata()  # before the time is taken
+                session = await connection.fresh_metadata()  # before the time is taken
+                if own is not None and self._introduced.get(partner.node_id) != session:
+                    request = _with_advert(request, own)
                 asked_s = self._time.monotonic()
                 response = await connection.call(stub.Exchange, request, EXCHANGE_TIMEOUT_S)
                 said = Said(response.time_unix_ms / 1000, asked_s, self._time.monotonic())
@@ -48,6 +57,8 @@ class Partners:
         except DcnrError:
             await self._drop(partner.node_id)
             raise
+        if partner.node_id in self._connections:
+            self._introduced[partner.node_id] = session
         self._time.heard(partner.node_id, said)
         self.observed_address = connection.observed_address
         return response
@@ -114,5 +125,17 @@ class Partners:
 
     async def _drop(self, node_id: str) -> None:
         connection = self._connections.pop(node_id, None)
+        self._introduced.pop(node_id, None)
         if connection is not None:
             await connection.close()
+
+
+def _with_advert(request: membership_pb2.ExchangeRequest, own: identity_pb2.Envelope) -> membership_pb2.ExchangeRequest:
+    """The same request with that advert among the others, which are no more than may be."""
+    if own in request.adverts:
+        return request
+    more = membership_pb2.ExchangeRequest()
+    more.CopyFrom(request)
+    del more.adverts[MAX_ADVERTS_PER_EXCHANGE - 1 :]
+    more.adverts.append(own)
+    return more
