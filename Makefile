@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?= mnist
 SEEDS ?= 200
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 5
 export OMP_NUM_THREADS ?= 1
 # Hundreds of processes start: none of them should compile what another one has compiled.
 unexport PYTHONDONTWRITEBYTECODE

@@ -57,7 +57,8 @@ def conclude(result: Result) -> None:
     unnoticed = [row for row in result.rounds if not row["killed"] and (row["module"], row["what"]) not in UNNOTICED]
     result.ratios["refusals"] = len(result.rounds)
     result.targets.append(Target(f"refusals of `{PACKAGE}` that no test misses", len(unnoticed), 0, "", at_least=False))
-    result.notes += [f"{module}: {what}: {why}" for (module, what), why in UNNOTICED.items()]
+    missed = {(row["module"], row["what"]) for row in result.rounds if not row["killed"]}
+    result.notes += [f"{module}: {what}: {why}" for (module, what), why in UNNOTICED.items() if (module, what) in missed]
 
 
 def refusals_of(module: str, source: str) -> Iterator[Mutant]:
