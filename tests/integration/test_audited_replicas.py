@@ -19,9 +19,11 @@ VNODES = ("a", "b", "c")
 PASSES = 20
 HONEST = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "20")) for number in range(1, 3))
 LIAR = LocalPNode(
-    "liar", 1.0, 360, ("--cpu-percent", "40", "--behaviour", "turned_deltas"), program=("-m", "examples.byzantine", "pnode")
+    "liar", 1.0, 560, ("--cpu-percent", "40", "--behaviour", "turned_deltas"), program=("-m", "examples.byzantine", "pnode")
 )
-"""It lends more than the others, so that it is chosen to contribute: a job of three VNodes leaves no room for all six replicas."""
+"""It lends more than the others, so that it is chosen to contribute, and has room for that while it audits: they have room for two replicas, or for one and an
+audit.
+"""
 
 
 def contributed(chain: list[model_pb2.Manifest]) -> list[model_pb2.Contribution]:
