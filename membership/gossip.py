@@ -360,11 +360,11 @@ def _is_farewell(advert: VerifiedAdvert) -> bool:
 
 def _only_renewed(previous: VerifiedAdvert, advert: VerifiedAdvert) -> bool:
     """Whether it says what the one before said, for longer. That is no news: who exchanges gets it in time, and to push it would cost more than all else."""
-    earlier, later = (membership_pb2.Advert.FromString(one.envelope.payload) for one in (previous, advert))
-    for one in (earlier, later):
-        for name in ("sequence", "issued_unix_ms", "expires_unix_ms"):
-            one.ClearField(name)
-    return earlier == later
+    renewed = membership_pb2.Advert()
+    renewed.CopyFrom(previous.advert)
+    for name in ("sequence", "issued_unix_ms", "expires_unix_ms"):
+        setattr(renewed, name, getattr(advert.advert, name))
+    return renewed == advert.advert
 
 
 def _crowd_of(advert: VerifiedAdvert) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,27 +141,35 @@ def test_nobody_holds_what_a_replica_that_has_ended_computed_with(tmp_path: Path
     asyncio.run(scenario())
 
 
+HERE: Any = {vnode: SimpleNamespace(pnode_id="6" * 40) for vnode in ("s1", "s2")}
+
+
+@contextlib.asynccontextmanager
+async def rigging() -> AsyncIterator[Rig]:
+    """A crew whose tasks end with the block."""
+    with ThreadPoolExecutor(2) as executor:
+        async with asyncio.TaskGroup() as group:
+            yield Rig(group, executor, fails=False)
+
+
 def test_a_replica_that_is_let_go_of_while_it_is_prepared_has_ended_when_that_is_over(tmp_path: Path) -> None:
     """Until then it takes the memory that the daemon would give to the next one."""
     job = make_job(tmp_path)
-    here: Any = {vnode: SimpleNamespace(pnode_id="6" * 40) for vnode in ("s1", "s2")}
 
     async def scenario() -> None:
-        with ThreadPoolExecutor(2) as executor:
-            async with asyncio.TaskGroup() as group:
-                rig = Rig(group, executor, fails=False)
-                rig.preparing.shut()
-                try:
-                    rig.crew.host(order(job, "s1", here))
-                    await rig.until(lambda: rig.preparing.is_reached)
-                    before = rig.num_news
-                    rig.crew.release("s1.1", hand_over=True)
-                    await rig.until(lambda: rig.num_news > before)
-                    assert rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_RELEASING
-                finally:
-                    rig.preparing.open()
-                await rig.until(lambda: rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_RELEASED)
-                await rig.until(lambda: len(rig.computes) == 1 and rig.computes[0]() is None)
+        async with rigging() as rig:
+            rig.preparing.shut()
+            try:
+                rig.crew.host(order(job, "s1", HERE))
+                await rig.until(lambda: rig.preparing.is_reached)
+                before = rig.num_news
+                rig.crew.release("s1.1", hand_over=True)
+                await rig.until(lambda: rig.num_news > before)
+                assert rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_RELEASING
+            finally:
+                rig.preparing.open()
+            await rig.until(lambda: rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_RELEASED)
+            await rig.until(lambda: len(rig.computes) == 1 and rig.computes[0]() is None)
 
     asyncio.run(scenario())
 
@@ -168,20 +177,17 @@ def test_a_replica_that_is_let_go_of_while_it_is_prepared_has_ended_when_that_is
 def test_an_order_that_comes_with_the_release_of_a_replica_begins_another_life(tmp_path: Path) -> None:
     """A worker that has much to do reads both in one go: the second was taken for news of what was going, and went with it."""
     job = make_job(tmp_path)
-    here: Any = {vnode: SimpleNamespace(pnode_id="6" * 40) for vnode in ("s1", "s2")}
 
     async def scenario() -> None:
-        with ThreadPoolExecutor(2) as executor:
-            async with asyncio.TaskGroup() as group:
-                rig = Rig(group, executor, fails=False)
-                rig.crew.host(order(job, "s1", here))
-                await rig.until(lambda: rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_ACTIVE)
-                rig.crew.release("s1.1", hand_over=True)
-                rig.crew.host(order(job, "s1", here))
-                assert rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_PROVISIONING
-                await rig.until(lambda: rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_ACTIVE)
-                assert len(rig.computes) == 2
-                rig.crew.release("s1.1", hand_over=False)
+        async with rigging() as rig:
+            rig.crew.host(order(job, "s1", HERE))
+            await rig.until(lambda: rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_ACTIVE)
+            rig.crew.release("s1.1", hand_over=True)
+            rig.crew.host(order(job, "s1", HERE))
+            assert rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_PROVISIONING
+            await rig.until(lambda: rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_ACTIVE)
+            assert len(rig.computes) == 2
+            rig.crew.release("s1.1", hand_over=False)
 
     asyncio.run(scenario())
 
@@ -189,25 +195,22 @@ def test_an_order_that_comes_with_the_release_of_a_replica_begins_another_life(t
 def test_a_machine_that_leaves_waits_for_what_was_let_go_of_before(tmp_path: Path) -> None:
     """A plan takes a replica away, and its owner ends the PNode a moment later: what it learned last is still on its way to the disk."""
     job = make_job(tmp_path)
-    here: Any = {vnode: SimpleNamespace(pnode_id="6" * 40) for vnode in ("s1", "s2")}
 
     async def scenario() -> None:
-        with ThreadPoolExecutor(2) as executor:
-            async with asyncio.TaskGroup() as group:
-                rig = Rig(group, executor, fails=False)
-                rig.capturing.shut()
-                try:
-                    rig.crew.host(order(job, "s1", here))
-                    await rig.until(lambda: any(report.num_learned > 5 for report in rig.crew.reports()))
-                    rig.crew.release("s1.1", hand_over=True)
-                    await rig.until(lambda: rig.capturing.is_reached)
-                    leaving = group.create_task(rig.crew.drain(local_pb2.WorkerDrain(within_s=60.0)))
-                    await asyncio.wait({leaving}, timeout=0.05)
-                    assert not leaving.done()
-                finally:
-                    rig.capturing.open()
-                await leaving
-                assert rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_RELEASED
+        async with rigging() as rig:
+            rig.capturing.shut()
+            try:
+                rig.crew.host(order(job, "s1", HERE))
+                await rig.until(lambda: any(report.num_learned > 5 for report in rig.crew.reports()))
+                rig.crew.release("s1.1", hand_over=True)
+                await rig.until(lambda: rig.capturing.is_reached)
+                leaving = asyncio.create_task(rig.crew.drain(local_pb2.WorkerDrain(within_s=60.0)))
+                await asyncio.wait({leaving}, timeout=0.05)
+                assert not leaving.done()
+            finally:
+                rig.capturing.open()
+            await leaving
+            assert rig.states["s1.1"] == STATES.ASSIGNMENT_STATE_RELEASED
 
     asyncio.run(scenario())
 

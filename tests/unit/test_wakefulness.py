@@ -5,7 +5,9 @@ Whatever its clocks did meanwhile, its worker acts under a delegation that is go
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,20 @@ class Watched:
         return any(event.kind == "woke_up" for event in self.daemon.journal.since(0))
 
 
+@contextlib.contextmanager
+def watching(directory: Path, num_replicas: int) -> Iterator[Watched]:
+    """Its story has begun, and is buried in the end."""
+    home = Home(directory / "home")
+    home.open()
+    watched = Watched(home, num_replicas)
+    watched.loop.spawn(watched.story())
+    try:
+        yield watched
+    finally:
+        watched.loop.bury()
+        home.close()
+
+
 def test_a_server_that_is_made_in_a_simulated_loop_leaves_grpc_as_it_is_for_real_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,25 +141,14 @@ def test_a_server_that_is_made_in_a_simulated_loop_leaves_grpc_as_it_is_for_real
         raise NotImplementedError
 
     monkeypatch.setattr(asyncio.AbstractEventLoop, "add_reader", refuses)
-    home = Home(tmp_path / "home")
-    home.open()
-    watched = Watched(home, 1)
-    watched.loop.spawn(watched.story())
-    try:
+    with watching(tmp_path, 1) as watched:
         watched.run(1.0)
-    finally:
-        watched.loop.bury()
-        home.close()
     assert refused == []
 
 
 @pytest.mark.parametrize("num_replicas", [1, 3])
 def test_a_slow_directory_is_no_sleep_and_is_asked_one_thing_at_a_time(tmp_path: Path, num_replicas: int) -> None:
-    home = Home(tmp_path / "home")
-    home.open()
-    watched = Watched(home, num_replicas)
-    watched.loop.spawn(watched.story())
-    try:
+    with watching(tmp_path, num_replicas) as watched:
         watched.run(num_replicas * STOOD_S + 10.0)
         assert (watched.directory.num_puts, watched.directory.most_at_once) == (num_replicas, 1)
         assert not watched.slept()
@@ -152,9 +157,6 @@ def test_a_slow_directory_is_no_sleep_and_is_asked_one_thing_at_a_time(tmp_path:
         watched.run(3 * STOOD_S + 2.0)
         assert watched.slept()
         assert watched.stream.stale
-    finally:
-        watched.loop.bury()
-        home.close()
 
 
 @pytest.mark.parametrize(
@@ -162,11 +164,7 @@ def test_a_slow_directory_is_no_sleep_and_is_asked_one_thing_at_a_time(tmp_path:
 )
 def test_a_worker_gets_a_delegation_that_is_good_by_the_time_of_now(tmp_path: Path, moved_s: float, num_sent: int) -> None:
     """Goal: neither a sleep in which the monotonic clock stood still nor a clock that is set leaves one that has ended, nearly, or has not begun."""
-    home = Home(tmp_path / "home")
-    home.open()
-    watched = Watched(home, 0)
-    watched.loop.spawn(watched.story())
-    try:
+    with watching(tmp_path, 0) as watched:
         watched.run(3.0)
         assert len(watched.pipe.delegations) == 1
         watched.clock.moved_s = moved_s
@@ -178,23 +176,13 @@ def test_a_worker_gets_a_delegation_that_is_good_by_the_time_of_now(tmp_path: Pa
             - watched.clock.wall()
         )
         assert left_s >= limits.DELEGATION_LIFETIME_S / 2
-    finally:
-        watched.loop.bury()
-        home.close()
 
 
 def test_who_wakes_up_has_a_good_delegation_however_long_the_directory_takes(tmp_path: Path) -> None:
     """Goal: nobody waits for the directory, which is asked for one replica after the other, to hear of a worker whose delegation has ended."""
-    home = Home(tmp_path / "home")
-    home.open()
-    watched = Watched(home, 8)
-    watched.loop.spawn(watched.story())
-    try:
+    with watching(tmp_path, 8) as watched:
         watched.run(3.0)
         watched.clock.moved_s = 13 * 3600.0
         watched.run(2.0)
         assert watched.directory.num_puts < 3, "the directory is still being asked"
         assert len(watched.pipe.delegations) == 2
-    finally:
-        watched.loop.bury()
-        home.close()
