@@ -36,17 +36,19 @@ _TASK_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class AuditTasks:
-    """One per daemon. ``say`` brings a report to an orchestrator; ``term`` is the confirmed one of a model; ``busy`` why no work is taken now, or empty."""
+    """One per daemon. ``say`` brings a report to an orchestrator; ``term`` is the confirmed one of a model; ``busy`` why no work is taken now, or empty;
+    ``freed`` is called when what a task had reserved is free again.
+    """
 
     def __init__(
         self, *, node_id: NodeId, policy: Callable[[], NetworkPolicy], home: Home, objects: ObjectClient, provisioner: Provisioner,
-        budget: Budget, options: HostingOptions, term: Callable[[str], Term | None], busy: Callable[[], str],
+        budget: Budget, options: HostingOptions, term: Callable[[str], Term | None], busy: Callable[[], str], freed: Callable[[], None],
         send: Callable[[local_pb2.ToWorker], Awaitable[bool]], say: Callable[[NodeId, orchestrator_pb2.PNodeMessage], bool], tell: Say,
         now_wall: Callable[[], float], group: asyncio.TaskGroup,
     ) -> None:  # fmt: skip
         self._node_id, self._policy, self._directory, self._shards = node_id, policy, home.audits, home.cache
         self._objects, self._provisioner, self._budget, self._options = objects, provisioner, budget, options
-        self._term, self._busy, self._send, self._say, self._tell = term, busy, send, say, tell
+        self._term, self._busy, self._freed, self._send, self._say, self._tell = term, busy, freed, send, say, tell
         self._now_wall, self._group = now_wall, group
         self._asked: OrderedDict[str, NodeId] = OrderedDict()
         self._answers: OrderedDict[str, identity_pb2.Envelope] = OrderedDict()
@@ -124,6 +126,7 @@ class AuditTasks:
         finally:
             self._current, self._found = "", None
             self._budget.release(AUDIT)
+            self._freed()
             with contextlib.suppress(OSError):
                 bundle.unlink(missing_ok=True)
 

@@ -53,7 +53,8 @@ class Audits:
         duties = asked.duties
         self._tasks = AuditTasks(
             node_id=asked.node_id, policy=asked.policy, home=asked.home, objects=asked.objects, provisioner=provisioner, budget=budget,
-            options=options, term=duties.term_of, busy=busy, send=asked.send, say=asked.say, tell=asked.tell, now_wall=asked.now_wall, group=group,
+            options=options, term=duties.term_of, busy=busy, freed=duties.room_freed, send=asked.send, say=asked.say, tell=asked.tell,
+            now_wall=asked.now_wall, group=group,
         )  # fmt: skip
         self._challenges = Challenges(
             node_id=asked.node_id, policy=asked.policy, evidence=self._evidence, objects=asked.objects, term=duties.term_of,

@@ -201,6 +201,15 @@ class Duties:
         """Whether there is room now for what a replica lacks to work with its siblings: `reconcile` gives it."""
         return any(0 < one.lacks_bytes <= self._budget.free_memory_bytes for one in self.hosted)
 
+    @property
+    def awaits_room(self) -> bool:
+        """Whether a replica waits here for memory that is being freed: nothing else may take it."""
+        return any(one.awaits_room for one in self.hosted)
+
+    def room_freed(self) -> None:
+        """Something else than a replica has given back what it had reserved."""
+        self._leaving.freed()
+
     def neighbours(self) -> list[tuple[str, model_pb2.Neighbour]]:
         """Predecessors and siblings of all hosted replicas, each with its model: the machines that this worker dials."""
         return [

@@ -1,4 +1,6 @@
-"""Replicas that the worker was told to let go of. Until it says that they have ended they are in memory, and what was reserved for them is not free."""
+"""Memory that will be free before long: of replicas that the worker was told to let go of, which are in memory until it says that they have ended, and of the
+audit under way.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Final
 
 from dcnr.errors import Refused, Unavailable
 from dcnr.v1 import orchestrator_pb2
-from pnode.budget import Budget
+from pnode.budget import AUDIT, Budget
 
 ENDED: Final = frozenset(
     (
@@ -17,6 +19,8 @@ ENDED: Final = frozenset(
         orchestrator_pb2.ASSIGNMENT_STATE_FAILED,
     )
 )
+BEING_FREED: Final = "being_freed"
+"""The code of a wait for room."""
 UNHEARD_S: Final = 30.0
 """What the worker has not named in a report by then it was never told to host."""
 
@@ -43,7 +47,7 @@ class Leaving:
         """It is in memory no more."""
         if self._seen.pop(replica, None) is not None:
             self._budget.release(replica)
-            self._freed.set()
+            self.freed()
 
     def reported(self, report: orchestrator_pb2.ReplicaReport) -> None:
         """The worker's word on a replica."""
@@ -65,10 +69,15 @@ class Leaving:
             self.ended(replica)
 
     def refused(self, error: Refused) -> Refused | Unavailable:
-        """What a refusal for want of room comes to: while something is being let go of, to wait."""
-        if not self._seen:
+        """What a refusal for want of room comes to: while something is being let go of, or audited, to wait."""
+        passing = sorted(self._seen) + [f"an {AUDIT}"] * (AUDIT in self._budget.reserved)
+        if not passing:
             return error
-        return Unavailable(f"memory is being freed, of {', '.join(sorted(self._seen))}: {error.message}", code="being_freed")
+        return Unavailable(f"memory is being freed, of {', '.join(passing)}: {error.message}", code="being_freed")
+
+    def freed(self) -> None:
+        """There may be more room than there was."""
+        self._freed.set()
 
     async def pause(self, longest_s: float) -> None:
         """Returns after that time, or as soon as something has ended."""

@@ -41,6 +41,8 @@ class Hosted:
     """How often it waited for the head that names its plan."""
     cost: ReplicaCost | None = None
     """Once its job is known."""
+    awaits_room: bool = False
+    """It is not hosted yet since others still have the memory that it will have."""
     lacks_bytes: int = 0
     """Of memory, without which it works alone though the plan gives it siblings."""
 

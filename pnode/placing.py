@@ -14,7 +14,7 @@ from dcnr.errors import DcnrError, InvalidInput, Refused, Unavailable
 from dcnr.ids import NodeId
 from dcnr.v1 import local_pb2, model_pb2, orchestrator_pb2
 from pnode.budget import Budget
-from pnode.leaving import Leaving
+from pnode.leaving import BEING_FREED, Leaving
 from pnode.models import Hosted, Model
 from pnode.orders import Orders
 from pnode.provision import Job, Provisioner
@@ -56,12 +56,13 @@ class Placing:
                 return self.hosted_changed()
             except (Refused, InvalidInput) as error:
                 hosted.state, hosted.reason, hosted.task = orchestrator_pb2.ASSIGNMENT_STATE_FAILED, error.message, None
+                hosted.awaits_room = False
                 self.say("assignment_refused", replica, f"{error.code}: {error.message}")
                 return self.hosted_changed()
             except DcnrError as error:
                 if error.code != told:
                     self.say("provisioning_waits", replica, error.message)
-                told, hosted.reason = error.code, error.message
+                told, hosted.reason, hosted.awaits_room = error.code, error.message, error.code == BEING_FREED
             await self.leaving.pause(pause_s)
             pause_s = min(RETRY_LONGEST_S, pause_s * 2)
 
@@ -78,6 +79,7 @@ class Placing:
             self.budget.admit(assignment.replica, wanted, free_disk_bytes=free, used_disk_bytes=used)
         except Refused as error:
             raise self.leaving.refused(error) from error
+        hosted.awaits_room = False
         self.leaving.stays(assignment.replica)
         head = entry.authority.head
         hosted.await_head(head, desired, self.policy())

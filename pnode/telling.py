@@ -160,7 +160,9 @@ class Telling:
 
     def takes_no_work(self) -> str:
         """Why this machine takes nothing new now; empty where it does."""
-        return "" if self.capability().accepts_work and self.now.worker.alive else "this machine takes no work at the moment"
+        if not (self.capability().accepts_work and self.now.worker.alive):
+            return "this machine takes no work at the moment"
+        return "a replica waits for memory here" if self.duties.awaits_room else ""
 
     def reports(self) -> list[orchestrator_pb2.ReplicaReport]:
         """One of each replica that is hosted, or should be."""

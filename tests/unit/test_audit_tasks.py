@@ -40,12 +40,13 @@ class Rig:
         self.stored: dict[str, bytes] = {}
         self.store_away = 0
         self.busy = ""
+        self.free_mib: list[int] = []
         self.budget = Budget(Limits(1.0, memory_mib * MIB, 100 * MIB, 0))
         self.home = Home(root)
         self.news = asyncio.Event()
         self.tasks = AuditTasks(
             node_id=NODE.node_id, policy=lambda: cast(Any, self), home=self.home, objects=self, provisioner=self, budget=self.budget,  # type: ignore[arg-type]
-            options=HostingOptions(1, 0, lambda: 10**12, cpu_share=0.5), term=self.term, busy=lambda: self.busy, send=self.send, say=self.say,
+            options=HostingOptions(1, 0, lambda: 10**12, cpu_share=0.5), term=self.term, busy=lambda: self.busy, freed=self.freed, send=self.send, say=self.say,
             tell=lambda *event: self.told.append(event), now_wall=lambda: NOW, group=group,
         )  # fmt: skip
 
@@ -87,6 +88,9 @@ class Rig:
         self.said.append((node_id, message.audit_report))
         self.news.set()
         return True
+
+    def freed(self) -> None:
+        self.free_mib.append(self.budget.free_memory_bytes // MIB)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
@@ -143,6 +147,7 @@ def test_a_task_is_prepared_checked_answered_and_forgotten(tmp_path: Path) -> No
         assert rig.said == [(HOLDER.node_id, REPORT)]
         assert rig.stored == {digest_of(b"record"): b"record"}, "tried again until the store takes it, before anybody hears of it"
         await rig.settled()
+        assert rig.free_mib == [rig.budget.usable_memory_bytes // MIB], "whoever waits for memory is told when it is free"
         await rig.tasks.asked(OTHER.node_id, envelope())
         assert rig.said[1:] == [(OTHER.node_id, REPORT)], "whoever asks again is answered, and nothing is computed"
         assert len(rig.to_worker) == 1

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -24,6 +24,7 @@ from pnode.home import Home
 from pnode.orders import HostingOptions
 from pnode.provision import Job
 from pnode.snapshots import StartingState
+from pnode.telling import Telling
 from trust.envelope import seal
 from trust.identity import NodeKey
 from trust.network import create_document, verify_chain
@@ -253,6 +254,29 @@ def test_what_leaves_is_in_memory_until_it_has_ended_and_its_successor_waits(tmp
     asyncio.run(story())
 
 
+def test_a_replica_waits_for_an_audit_under_way_and_has_its_memory_before_the_next(tmp_path: Path) -> None:
+    """Refused at once it would count for minutes as one that this machine cannot host, though an audit is over in seconds."""
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            rig = Rig(tmp_path, group)
+            rig.supply.memory_bytes = rig.budget.usable_memory_bytes
+            rig.supply.come.set()
+            rig.budget.admit(AUDIT, Reservation(MIB, 0), free_disk_bytes=MIB)
+            await rig.head()
+            await rig.desire(1)
+            await until(lambda: "memory is being freed, of an audit" in rig.duties.hosted[0].reason)
+            assert rig.duties.hosted[0].state == orchestrator_pb2.ASSIGNMENT_STATE_PROVISIONING
+            assert rig.duties.awaits_room
+            rig.budget.release(AUDIT)
+            rig.duties.room_freed()
+            await until(rig.is_provisioned)
+            assert [order.assignment.replica for order in rig.orders()] == [REPLICA]
+            assert not rig.duties.awaits_room
+
+    asyncio.run(story())
+
+
 def test_one_that_the_worker_never_heard_of_leaves_its_room_at_once(tmp_path: Path) -> None:
     async def story() -> None:
         async with asyncio.TaskGroup() as group:
@@ -350,3 +374,14 @@ def test_a_primary_without_room_for_merges_works_alone_until_there_is(tmp_path: 
             assert not rig.duties.may_grow
 
     asyncio.run(story())
+
+
+def test_while_a_replica_waits_for_memory_nothing_else_is_begun() -> None:
+    waits = SimpleNamespace(awaits_room=True)
+    lent = SimpleNamespace(
+        capability=lambda: SimpleNamespace(accepts_work=True), now=SimpleNamespace(worker=SimpleNamespace(alive=True)), duties=waits
+    )
+    around = cast(Telling, lent)
+    assert "waits for memory" in Telling.takes_no_work(around)
+    waits.awaits_room = False
+    assert not Telling.takes_no_work(around)
