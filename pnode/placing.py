@@ -69,8 +69,7 @@ class Placing:
     async def _host(self, entry: Model, hosted: Hosted) -> model_pb2.DesiredState:
         desired, assignment = entry.desired, hosted.assignment
         assert desired is not None
-        if why := self.resting():
-            raise Unavailable(why, code="resting")
+        self._may_begin()
         job = await self.provisioner.job(desired)
         cost = hosted.cost = self.provisioner.cost(job, assignment.vnode)
         wanted, used = self.orders.reservation(cost, assignment), await self.orders.options.used_disk_bytes()
@@ -92,12 +91,18 @@ class Placing:
         message.state_path, message.state_digest, message.state_commit = str(state.path), state.digest, state.commit_digest
         message.from_earlier_job = state.is_of_earlier_job
         hosted.num_batches = int(message.num_batches)
+        self._may_begin()  # it may have begun to leave while this was fetched, and the worker has handed over what it knew of
         hosted.is_ordered = True
         if not await self.send(local_pb2.ToWorker(host=message)):
             raise Unavailable("the worker does not run", code="no_worker")
         hosted.reason = f"restored {len(state.lineage)} batches from {state.origin}"
         self.say("replica_hosted", assignment.replica, hosted.reason)
         return desired
+
+    def _may_begin(self) -> None:
+        """Raises Unavailable (``resting``) where nothing new is hosted now."""
+        if why := self.resting():
+            raise Unavailable(why, code="resting")
 
     async def update(self, entry: Model, hosted: Hosted) -> None:
         """Tells the worker what is desired of a replica that it hosts."""

@@ -330,6 +330,29 @@ def test_a_paused_machine_fetches_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     asyncio.run(story())
 
 
+def test_what_was_being_fetched_as_the_machine_began_to_leave_is_hosted_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker has handed over what it knew of: a replica that came after that would learn what nobody takes over."""
+    monkeypatch.setattr("pnode.placing.RETRY_FIRST_S", 0.001)
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            rig = Rig(tmp_path, group)
+            await rig.head()
+            await rig.desire(1)
+            await rig.supply.asked.wait()
+            rig.resting = "this machine hands its work over and stops"
+            rig.supply.come.set()
+            await until(lambda: rig.is_provisioned() or rig.duties.hosted[0].reason == rig.resting)
+            assert rig.orders() == []
+            rig.resting = ""
+            await until(rig.is_provisioned)
+            assert [order.assignment.replica for order in rig.orders()] == [REPLICA]
+
+    asyncio.run(story())
+
+
 def test_a_replica_that_gets_siblings_takes_the_memory_that_merges_need(tmp_path: Path) -> None:
     """Five copies of its weights: counted as free they would be lent a second time, to the next replica or to seats."""
 
