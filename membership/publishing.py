@@ -45,14 +45,13 @@ class Publisher:
         self._advert_due = float("-inf")
 
     async def publish_location(self, model: str, replica: str, delegation: identity_pb2.Envelope) -> int:
-        """How many nodes keep the record now. Raises InvalidInput, and what the directory raises."""
+        """How many nodes keep the record now; `refresh` goes on until it is withdrawn. Raises InvalidInput, and what the directory raises."""
         if (model, replica) not in self._locations and len(self._locations) >= MAX_LOCATIONS:
             raise InvalidInput(f"a node publishes at most {MAX_LOCATIONS} locations", code="too_many_records")
         previous = self._locations.get((model, replica))
         published = _Published(delegation, 0.0, previous.sequence if previous else 0)
-        kept = await self._put_location(model, replica, published)
-        self._locations[(model, replica)] = published
-        return kept
+        self._locations[(model, replica)] = published  # before it is done: one that is withdrawn meanwhile stays withdrawn
+        return await self._put_location(model, replica, published)
 
     def withdraw_location(self, model: str, replica: str) -> None:
         """Lets the record expire."""
@@ -68,7 +67,7 @@ class Publisher:
                 if kept and self._advert_due > now:
                     self._advert_due = now + DHT_REPUBLISH_S
             for (model, replica), published in list(self._locations.items()):
-                if now >= published.due:
+                if now >= published.due and self._locations.get((model, replica)) is published:
                     await self._put_location(model, replica, published)
         except DcnrError:
             self.num_failures += 1

@@ -94,17 +94,22 @@ class Delegated:
 
     async def keep(self, hosted: Sequence[Hosted]) -> None:
         """Renews the delegation at half its life, and where it begins only later; publishes locations until somebody keeps them, and again when they are due;
-        withdraws those of replicas that are not here any more. The directory being away is no trouble.
+        withdraws those of replicas that are not here any more. The directory being away is no trouble. A worker that goes meanwhile takes the rest with it.
         """
-        if self._worker is None or self._delegation is None:
+        worker = self._worker
+        if worker is None or self._delegation is None:
             return
         await self._renewed()
+        if self._worker is not worker:
+            return
         now = self._clock.monotonic()
         here = {item.assignment.replica: item.model for item in hosted}
         for replica in [replica for replica in self._locations if replica not in here]:
             self._membership.withdraw_location(self._locations.pop(replica), replica)
             self._published.pop(replica, None)
         for replica, model in sorted(here.items()):
+            if self._worker is not worker:
+                return
             if now - self._published.get(replica, float("-inf")) < limits.DHT_REPUBLISH_S:
                 continue
             self._locations[replica] = model

@@ -85,3 +85,24 @@ def test_a_location_that_nobody_keeps_is_published_again_soon() -> None:
     assert not asyncio.run(rig.publisher.publish_location("m", "a.1", delegation))
     rig.peers.num = 1
     assert [rig.puts_after(seconds) for seconds in (1.0, AGAIN_S, AGAIN_S, DHT_REPUBLISH_S)] == [0, 1, 0, 1]
+
+
+def test_a_location_that_is_withdrawn_while_it_is_published_is_published_no_more() -> None:
+    rig = Rig()
+    rig.peers.num = 0
+    delegation = make_delegation(NODE, NETWORK, WORKER.public_der, 1, [], NOW_S)
+    rig.peers.meanwhile = lambda: rig.publisher.withdraw_location("m", "v.0")
+    asyncio.run(rig.publisher.publish_location("m", "v.0", delegation))
+    rig.own = None
+    assert rig.puts_after(AGAIN_S) == 0
+
+
+def test_of_several_locations_one_that_is_withdrawn_while_another_is_published_is_published_no_more() -> None:
+    rig = Rig()
+    rig.peers.num = 0
+    delegation = make_delegation(NODE, NETWORK, WORKER.public_der, 1, [], NOW_S)
+    for replica in ("v.0", "v.1"):
+        asyncio.run(rig.publisher.publish_location("m", replica, delegation))
+    rig.own = None
+    rig.peers.meanwhile = lambda: rig.publisher.withdraw_location("m", "v.1")
+    assert rig.puts_after(AGAIN_S) == 1

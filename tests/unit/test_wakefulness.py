@@ -186,3 +186,14 @@ def test_who_wakes_up_has_a_good_delegation_however_long_the_directory_takes(tmp
         watched.run(2.0)
         assert watched.directory.num_puts < 3, "the directory is still being asked"
         assert len(watched.pipe.delegations) == 2
+
+
+def test_where_replicas_of_a_worker_lived_is_told_no_more_once_it_is_gone(tmp_path: Path) -> None:
+    """Goal: a worker that goes while the directory is asked about its first replica leaves no location that would be published again and again."""
+    with watching(tmp_path, 3) as watched:
+        watched.run(STOOD_S / 2)
+        assert watched.directory.num_puts == 1
+        watched.daemon._delegated.end()
+        watched.run(2 * limits.DHT_REPUBLISH_S)
+        assert watched.directory.num_puts == 1
+        assert watched.daemon._membership._publisher._locations == {}
