@@ -70,7 +70,7 @@ class ObjectClient:
 
     async def read_bytes(self, ref: Ref, *, max_bytes: int, directory: Path) -> bytes:
         """A small object. ``directory`` is for the temporary file."""
-        path = directory / f".read-{ref.kind}-{ref.digest}"
+        path = directory / f".read-{secrets.token_hex(6)}"  # its own: others may read the same at once
         try:
             await self.read_file(ref, path, max_bytes=max_bytes)
             return await asyncio.to_thread(_read, path)
@@ -100,7 +100,7 @@ class ObjectClient:
     async def write_bytes(self, ref: Ref, data: bytes, *, directory: Path, prefer: NodeId | None = None) -> Digest:
         """Stores ``data``; its digest. Otherwise as `write_file`."""
         digest = digest_of(data)
-        path = directory / f".write-{ref.kind}-{digest}"
+        path = directory / f".write-{secrets.token_hex(6)}"
         try:
             await asyncio.to_thread(_write, path, data)
             await self.write_file(ref, path, size_bytes=len(data), sha256=digest, prefer=prefer)
@@ -165,8 +165,9 @@ class ObjectClient:
                 outgoing = Outgoing(self._up)  # places there are few, and who is slow loses its own: only the owner's limit holds
                 timeout_s = _longest_s(int(item.size_bytes), outgoing)
                 async with _patience() as moved:
-                    parts = _parts(item, path, outgoing, moved)
-                    await connection.call(DataServiceStub(connection.channel).Write, parts, timeout_s=timeout_s)
+                    with contextlib.closing(_Source(path)) as source:
+                        parts = _parts(item, source, outgoing, moved)
+                        await connection.call(DataServiceStub(connection.channel).Write, parts, timeout_s=timeout_s)
                 self._sent(outgoing.answered())
                 return
             except (Unavailable, Refused) as error:
@@ -191,13 +192,46 @@ async def _patience() -> AsyncIterator[Moved]:
         raise TimedOut("the transfer took too long", code="transfer_timeout") from None
 
 
-async def _parts(item: data_pb2.GrantItem, path: Path, pace: Paced, moved: Moved) -> AsyncIterator[Any]:
+async def _parts(item: data_pb2.GrantItem, source: _Source, pace: Paced, moved: Moved) -> AsyncIterator[Any]:
     yield data_pb2.WriteRequest(item=item)
-    with await asyncio.to_thread(_opened, path) as file:
-        while chunk := await asyncio.to_thread(file.read, pace.block_bytes):
-            moved(len(chunk), wait_s := pace.wait_s(len(chunk)))
-            await asyncio.sleep(wait_s)
-            yield data_pb2.WriteRequest(chunk=chunk)
+    while chunk := await asyncio.to_thread(source.read, pace.block_bytes):
+        moved(len(chunk), wait_s := pace.wait_s(len(chunk)))
+        await asyncio.sleep(wait_s)
+        yield data_pb2.WriteRequest(chunk=chunk)
+
+
+class _Source:
+    """A file that is read from its beginning. `read` blocks, and raises Unavailable where the disk refuses; `close` waits for nobody."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._lock, self._is_over = threading.Lock(), False
+        """Whoever sends it may be cut off while a thread opens or reads it: then that thread closes it."""
+
+    def read(self, num_bytes: int) -> bytes:
+        """The next bytes; nothing after the end."""
+        try:
+            with self._lock:
+                if self._is_over:
+                    return b""
+                self._file = self._file or self._path.open("rb")
+                return self._file.read(num_bytes)
+        except OSError as error:
+            raise disk_trouble(f"{self._path.name} cannot be read", error) from error
+        finally:
+            if self._is_over:
+                self.close()
+
+    def close(self) -> None:
+        """It is read no more."""
+        self._is_over = True
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._file is not None:
+                    self._file.close()
+            finally:
+                self._lock.release()
 
 
 class _Draft:
@@ -275,10 +309,3 @@ def _remove(path: Path) -> None:
     """Where the disk lets it: a disk that refuses has been told by what was written there."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
-
-
-def _opened(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise disk_trouble(f"{path.name} cannot be read", error) from error

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 import os
+import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -326,5 +327,69 @@ def test_a_read_that_is_given_up_leaves_nothing(play: Play) -> None:
             await world.client.read_file(REF, world.directory / "object", max_bytes=len(DATA))
         assert refused.value.code == "wrong_digest"
         assert not list(world.directory.iterdir())
+
+    play(story)
+
+
+def test_two_that_read_or_write_the_same_object_at_once_have_a_file_each(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: who is done first takes nothing away from the other."""
+
+    async def story(world: World) -> None:
+        world.error, first_is_done = None, asyncio.Event()
+        slow: list[str] = []
+
+        async def download(url: str, dest: Path, **rest: Any) -> None:
+            dest.write_bytes(DATA)
+            if not slow:
+                slow.append(dest.name)
+                await first_is_done.wait()
+
+        async def upload(url: str, path: Path, **rest: Any) -> None:
+            if not slow:
+                slow.append(path.name)
+                await first_is_done.wait()
+            assert path.read_bytes() == DATA
+
+        monkeypatch.setattr(objects, "download", download)
+        monkeypatch.setattr(objects, "upload", upload)
+        for work in (world.read, world.write):
+            slow.clear()
+            first_is_done.clear()
+            first = asyncio.create_task(work())
+            while not slow:  # noqa: ASYNC110  nobody tells
+                await asyncio.sleep(0)
+            await work()
+            first_is_done.set()
+            await first
+        assert not list(world.directory.iterdir())
+
+    play(story)
+
+
+def test_a_write_that_is_cut_off_while_its_file_is_opened_leaves_it_closed(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: an orchestrator that refuses before the first byte leaves no file open in a daemon that lives for months."""
+
+    async def story(world: World) -> None:
+        path = world.directory / "state"
+        path.write_bytes(DATA)
+        opened, opening, may_open = list[Any](), threading.Event(), threading.Event()
+        really_open = Path.open
+
+        def held_up(which: Path, *rest: Any) -> Any:
+            opening.set()
+            may_open.wait(10.0)
+            opened.append(really_open(which, *rest))
+            return opened[-1]
+
+        monkeypatch.setattr(Path, "open", held_up)
+        world.orchestrators.grant = data_pb2.Grant(proxied=True)
+        writing = asyncio.create_task(world.client.write_file(REF, path, size_bytes=len(DATA), sha256=DIGEST))
+        await asyncio.to_thread(opening.wait)
+        writing.cancel()
+        await asyncio.sleep(0)
+        may_open.set()
+        await asyncio.wait([writing])
+        await asyncio.get_running_loop().shutdown_default_executor()
+        assert [file.closed for file in opened] == [True]
 
     play(story)
