@@ -1,8 +1,8 @@
 """No URL from elsewhere makes this machine talk to an address inside its own network: one rule, applied before every connection.
 
 Allowed are exactly the stores of the network document (scheme, host and port, private addresses included) and https hosts of its allow-list.
-A name is resolved once and the connection goes to that address, so a second look-up cannot answer differently; every address that the name
-has must be public. The grammar accepted here is narrower than any library's, so that no two parsers can disagree about the host.
+A name is resolved once and the connection goes to one of those addresses, so a second look-up cannot answer differently; every address that the
+name has must be public. The grammar accepted here is narrower than any library's, so that no two parsers can disagree about the host.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import Final
 
 from dcnr.errors import Refused, Unavailable, for_others
 
 MAX_URL_CHARS: Final = 8192
+MAX_ADDRESSES: Final = 4
+"""Of one name, that are tried."""
 _URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?|\[[0-9a-f:.]{2,45}\])(?::(?P<port>[1-9][0-9]{0,4}))?"
     r"(?P<target>/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*(?:\?[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*)?)"
@@ -81,8 +84,10 @@ class AddressRule:
             remedy="maintainers list data hosts: dcnr network amend --add-data-host HOST",
         )
 
-    def resolve(self, target: Target) -> str:
-        """The one address to connect to. Raises Refused if any address of a data host is not public, Unavailable if it has none."""
+    def resolve(self, target: Target) -> list[str]:
+        """The addresses to try, in this order: IPv6 and IPv4 take turns, for one of them may not work here. Raises Refused if any address of a data host is
+        not public, Unavailable if it has none.
+        """
         try:
             addresses = [
                 ipaddress.ip_address(text.split("%", 1)[0]) for text in self.resolver(target.host.strip("[]"), target.port)
@@ -95,7 +100,9 @@ class AddressRule:
             for address in addresses:
                 if not is_public(address):
                     raise Refused(f"{target.host} resolves to {address}, which is not public", code="address_not_public")
-        return str(addresses[0])
+        first = addresses[0].version
+        same, other = ([str(one) for one in addresses if (one.version == first) is wanted] for wanted in (True, False))
+        return [one for one in chain.from_iterable(zip_longest(same, other)) if one is not None][:MAX_ADDRESSES]
 
 
 def is_public(address: Address) -> bool:

@@ -19,7 +19,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Final, TypeVar
@@ -37,6 +37,8 @@ from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, TimedOut, Unavail
 from dcnr.ids import Digest
 
 ERROR_BYTES: Final = 4 * limits.KIB
+NEXT_ADDRESS_S: Final = 1.0
+"""A store that has several addresses is tried at the next one where it is silent for so long."""
 LONGEST_NAP_S: Final = 0.25
 """A paced transfer that was given up ends within this time."""
 MAX_SHARING: Final = 8
@@ -164,7 +166,7 @@ class _Exchange:
     @contextlib.contextmanager
     def open(self, method: str, headers: Mapping[str, str], body: Iterator[bytes] | None = None) -> Iterator[BaseHTTPResponse]:
         """The answer with status 200, headers read; the connection is closed at the end."""
-        connection = self._connect(self._rule.resolve(self._target))
+        connection = self._connected(self._rule.resolve(self._target))
         with self._lock:
             self._check()
             self._connection = connection
@@ -202,8 +204,15 @@ class _Exchange:
             self._wait(len(block))
             yield block
 
-    def _connect(self, address: str) -> HTTPConnection:
-        timeout = limits.CONNECT_TIMEOUT_S
+    def _connected(self, addresses: Sequence[str]) -> HTTPConnection:
+        *others, last = addresses
+        for address in others:
+            with contextlib.suppress(urllib3.exceptions.HTTPError, OSError):
+                return self._connect(address, NEXT_ADDRESS_S)
+            self._check()
+        return self._connect(last, limits.CONNECT_TIMEOUT_S)
+
+    def _connect(self, address: str, timeout: float) -> HTTPConnection:
         if self._target.scheme == "http":
             connection = HTTPConnection(address, self._target.port, timeout=timeout)
         else:
@@ -212,7 +221,11 @@ class _Exchange:
                 address, self._target.port, timeout=timeout, server_hostname=name, assert_hostname=name,
                 ssl_context=ssl.create_default_context(), cert_reqs="CERT_REQUIRED",
             )  # fmt: skip
-        connection.connect()
+        try:
+            connection.connect()
+        except BaseException:
+            connection.close()
+            raise
         if connection.sock is not None:
             connection.sock.settimeout(limits.STORE_TIMEOUT_S)
         return connection

@@ -183,6 +183,16 @@ def test_a_place_that_is_missing_says_nothing_of_the_objects_in_it(odd: str, tmp
         behind.close()
 
 
+def test_a_store_is_reached_where_the_first_of_its_addresses_does_not_work(odd: str) -> None:
+    """As in a house whose line has no IPv6 while the store's name has an address of it."""
+    store = f"http://store.example:{odd.rpartition(':')[2]}"
+    rule = AddressRule(stores=(store,), resolver=lambda host, port: ["::1", "127.0.0.1"])
+    assert asyncio.run(fetch_small(f"{store}/steady", MAX, rule=rule))[0] == DATA
+    nowhere = AddressRule(stores=(store,), resolver=lambda host, port: ["::1", "127.0.0.2", "::1"])
+    with pytest.raises(Unavailable):
+        asyncio.run(fetch_small(f"{store}/steady", MAX, rule=nowhere))
+
+
 @pytest.mark.parametrize("up", [True, False], ids=["up", "down"])
 def test_a_line_that_is_slow_and_steady_has_the_time_that_the_bytes_take(odd: str, tmp_path: Path, up: bool) -> None:
     """Longer than is allowed beside that; faster all the while than the slowest line that carries bulk."""

@@ -157,7 +157,19 @@ RULE = AddressRule(stores=(STORE,), data_hosts=tuple(NAMES), resolver=look_up)
 
 def connect_to(url: str) -> str:
     """The address that would be dialled."""
-    return RULE.resolve(RULE.check(url))
+    [address] = RULE.resolve(RULE.check(url))
+    return address
+
+
+def test_addresses_of_both_kinds_take_turns_and_few_are_tried() -> None:
+    sixes, fours = [f"2606:2800:220:1::{number}" for number in range(1, 7)], ["93.184.216.34", "93.184.216.35"]
+    for found, tried in (
+        ([*sixes, *fours], [sixes[0], fours[0], sixes[1], fours[1]]),
+        ([*fours, sixes[0]], [fours[0], sixes[0], fours[1]]),
+        (sixes, sixes[:4]),
+    ):
+        rule = AddressRule(data_hosts=(GOOD_HOST,), resolver=lambda host, port, found=found: found)
+        assert rule.resolve(rule.check(f"https://{GOOD_HOST}{PATH}")) == tried
 
 
 def test_the_corpus_is_large() -> None:
