@@ -6,6 +6,7 @@ Every call of the contract is idempotent, so trying the next orchestrator after 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final
 
@@ -112,12 +113,12 @@ class Orchestrators:
             has_begun = False
             try:
                 connection = await self.one_of_many(node_id, addresses)
-                metadata = await connection.fresh_metadata()
-                call = getattr(stub(connection.channel), method)(request, metadata=metadata, timeout=timeout_s)
+                messages = _messages(connection, getattr(stub(connection.channel), method), request, timeout_s)
                 with unless_closed():
-                    async for message in call:
-                        has_begun, self._last_good = True, node_id
-                        yield message
+                    async with contextlib.aclosing(messages):
+                        async for message in messages:
+                            has_begun, self._last_good = True, node_id
+                            yield message
                 return
             except grpc.aio.AioRpcError as failed:
                 error = error_from_rpc(failed)
@@ -167,6 +168,23 @@ class Orchestrators:
             code="no_orchestrator",
             remedy="check the bootstrap list and that an orchestrator runs",
         )
+
+
+async def _messages(
+    connection: Connection, method: Callable[..., Any], request: Any, timeout_s: float
+) -> AsyncGenerator[Any, None]:
+    """What a server stream gives; it is asked once more in a new session where it was refused for that."""
+    metadata, may_renew = await connection.fresh_metadata(), True
+    while True:
+        try:
+            async for message in method(request, metadata=metadata, timeout=timeout_s):
+                may_renew = False
+                yield message
+            return
+        except grpc.aio.AioRpcError as error:
+            if not may_renew or error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                raise
+        metadata, may_renew = await connection.renewed(metadata), False
 
 
 def goes_on(error: DcnrError) -> bool:

@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Any, Final
 
 from dcnr.client import Orchestrators
-from dcnr.errors import DcnrError, RemoteFault, TimedOut, Unavailable
+from dcnr.errors import DcnrError, Refused, RemoteFault, TimedOut, Unavailable
 from dcnr.ids import NodeId, check_node_id
-from dcnr.rpc.connection import Connection
+from dcnr.rpc.connection import Connection, Metadata
 from dcnr.rpc.dialer import Dialer
+from dcnr.rpc.errors import SESSION_CODES
 from dcnr.v1 import membership_pb2, membership_pb2_grpc
 from membership.house import in_our_house
 from membership.relay_streams import CallStream, first_of, pump
@@ -49,24 +50,35 @@ def apart_from(
 
 async def open_stream(connection: Connection, first: membership_pb2.RelayMessage) -> CallStream:
     """A Relay stream whose first message was answered with `RelayOpened`. Raises the relay's typed error, RemoteFault, Unavailable, TimedOut."""
-    task, call = asyncio.current_task(), None
+    task = asyncio.current_task()
     try:
         async with asyncio.timeout(OPEN_S):
             metadata = await connection.fresh_metadata()
-            stub: Any = membership_pb2_grpc.MembershipServiceStub(connection.channel)
-            call = CallStream(stub.Relay(metadata=metadata))
-            await call.write(first)
-            answer = await first_of(call, OPEN_S)
+            try:
+                return await _opened(connection, metadata, first)
+            except Refused as error:
+                if error.code not in SESSION_CODES:
+                    raise
+            return await _opened(connection, await connection.renewed(metadata), first)
+    except TimeoutError:
+        raise TimedOut(f"no Relay stream within {OPEN_S:g} s", code="connect_timeout") from None
+    except asyncio.CancelledError as error:
+        if task is None or task.cancelling():
+            raise
+        # gRPC raises it where somebody else closes the channel
+        raise Unavailable("the connection to the relay was closed", code="relay_broken") from error
+
+
+async def _opened(connection: Connection, metadata: Metadata, first: membership_pb2.RelayMessage) -> CallStream:
+    stub: Any = membership_pb2_grpc.MembershipServiceStub(connection.channel)
+    call = CallStream(stub.Relay(metadata=metadata))
+    try:
+        await call.write(first)
+        answer = await first_of(call, OPEN_S)
         if answer.WhichOneof("kind") != "opened":
             raise RemoteFault("the relay does not say whether it opened the stream", code="bad_message")
-    except BaseException as error:
-        if call is not None:
-            call.cancel()
-        if isinstance(error, TimeoutError):
-            raise TimedOut(f"no Relay stream within {OPEN_S:g} s", code="connect_timeout") from None
-        if isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling():
-            # gRPC raises it where somebody else closes the channel
-            raise Unavailable("the connection to the relay was closed", code="relay_broken") from error
+    except BaseException:
+        call.cancel()
         raise
     return call
 

@@ -110,6 +110,12 @@ class Connection:
             await self._renew(session)
         return self.metadata
 
+    async def renewed(self, refused: Metadata) -> Metadata:
+        """`metadata` of another session than that one, for which the peer refused a call (it did not run): it lets go of sessions too. Raises like `call`."""
+        used = self._session
+        await self._renew(used if used is not None and ((SESSION_METADATA, used.token),) == refused else None)
+        return self.metadata
+
     async def call(
         self, method: UnaryMethod[_Request, _Response], request: _Request, timeout_s: float = CALL_TIMEOUT_S
     ) -> _Response:
@@ -117,14 +123,13 @@ class Connection:
         the connection meanwhile.
         """
         self._require_open()
-        await self.fresh_metadata()
-        used = self._session
+        used = await self.fresh_metadata()
         try:
             return await self._made(method, request, timeout_s)
         except aio.AioRpcError as error:
             if error.code() is not StatusCode.UNAUTHENTICATED:
                 raise error_from_rpc(error) from error
-        await self._renew(used)
+        await self.renewed(used)
         try:
             return await self._made(method, request, timeout_s)
         except aio.AioRpcError as error:

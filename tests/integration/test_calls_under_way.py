@@ -7,12 +7,16 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from rpc_rig import CLIENT, ENDED, HELD, NETWORK, SERVER, House, connected, in_house, probe, stub, until
+from google.protobuf.wrappers_pb2 import Int32Value
+from grpc import aio
+from rpc_rig import CLIENT, ENDED, HELD, NETWORK, SERVER, House, connected, forget_sessions, in_house, probe, stub, until
 
 from dcnr.client import Orchestrators
-from dcnr.errors import Unavailable
+from dcnr.errors import Stale, Unavailable
 from dcnr.rpc.server import RpcServer
 from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
 from membership import partners
@@ -82,6 +86,30 @@ def test_many_calls_at_once_do_not_end_each_other(monkeypatch: pytest.MonkeyPatc
         await connections.close()
         for server in servers:
             await server.stop(0)
+
+    in_house(scene)
+
+
+def test_a_stream_that_is_refused_for_its_session_is_asked_for_in_a_new_one() -> None:
+    async def scene(house: House) -> None:
+        orchestrators = Orchestrators(house.dialer(), lambda: [(SERVER.node_id, [house.address])])
+
+        def streams(channel: aio.Channel) -> Any:
+            return SimpleNamespace(
+                Count=channel.unary_stream("/test.Streams/Count", Int32Value.SerializeToString, Int32Value.FromString)
+            )
+
+        async def counted() -> list[int]:
+            numbers = []
+            with contextlib.suppress(Stale):  # how it ends
+                async for message in orchestrators.stream(streams, "Count", Int32Value(value=3), timeout_s=10.0):
+                    numbers.append(message.value)
+            return numbers
+
+        assert await counted() == [0, 1, 2]
+        forget_sessions(house.server)
+        assert await counted() == [0, 1, 2]
+        await orchestrators.close()
 
     in_house(scene)
 

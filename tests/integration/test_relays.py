@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc import aio
 from relay_rig import dialling, listening, relays, until
-from rpc_rig import CLIENT, MALLORY, NETWORK, SERVER, House, connected, in_house, probe, raw_channel, stub
+from rpc_rig import CLIENT, MALLORY, NETWORK, SERVER, House, connected, forget_sessions, in_house, probe, raw_channel, stub
 
 import membership.relay_desk
 from dcnr.errors import DcnrError, RemoteFault, Unavailable
@@ -181,6 +181,24 @@ def test_connections_of_one_node_are_counted_and_its_bytes_are_paced(monkeypatch
             await connection.call(stub(connection).Exchange, _much(), 60)
             assert asyncio.get_running_loop().time() - began > 1.0, "ten megabytes, four of them at once"
             await connection.close()
+
+    in_house(scene)
+
+
+def test_a_relay_that_let_go_of_a_session_is_asked_in_a_new_one() -> None:
+    """Who goes on with the old one listens nowhere, and accepts nobody, until that would have ended: for up to an hour."""
+
+    async def scene(house: House) -> None:
+        async with (
+            relays(NETWORK) as known,
+            listening(NETWORK, SERVER, house.port, known),
+            dialling(NETWORK, CLIENT, known) as dialer,
+        ):
+            for _ in range(2):
+                connection = await dialer.connect(SERVER.node_id, [])
+                assert await probe(connection)
+                await connection.close()
+                forget_sessions(known[0].server)
 
     in_house(scene)
 

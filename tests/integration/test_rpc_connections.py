@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 from grpc import aio
-from rpc_rig import CLIENT, MALLORY, NETWORK, SERVER, House, connected, in_house, probe, until
+from rpc_rig import CLIENT, MALLORY, NETWORK, SERVER, House, connected, forget_sessions, in_house, probe, until
 
 import dcnr.rpc.dialer
 from dcnr.errors import (
@@ -62,9 +62,7 @@ def test_an_expired_session_is_renewed_in_passing() -> None:
             assert await probe(connection)
             assert connection.metadata != before
             renewed = connection.metadata
-            house.server._book._sessions.clear()
-            house.server._book._by_id.clear()
-            house.server._book._by_subnet.clear()
+            forget_sessions(house.server)
             assert await probe(connection), "refused for its session, the call is made once more"
             assert connection.metadata != renewed
 
