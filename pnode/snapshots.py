@@ -296,12 +296,24 @@ def is_gone(path: Path) -> bool:
     return False
 
 
-def _intact(ready: local_pb2.SnapshotReady) -> bool:
-    path = Path(ready.path)
+def is_spoiled(ready: local_pb2.SnapshotReady) -> bool:
+    """Whether its state is gone from the disk, or is another than was written; not where the disk does not say. Reads all of it: for a thread."""
     try:
-        if path.stat().st_size != ready.checkpoint.size_bytes or ready.checkpoint.size_bytes > limits.MAX_OBJECT_BYTES:
-            return False
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == ready.checkpoint.digest
+        return is_gone(Path(ready.path)) or not _matches(ready)
     except OSError:
         return False
+
+
+def _intact(ready: local_pb2.SnapshotReady) -> bool:
+    try:
+        return _matches(ready)
+    except OSError:
+        return False
+
+
+def _matches(ready: local_pb2.SnapshotReady) -> bool:
+    path = Path(ready.path)
+    if path.stat().st_size != ready.checkpoint.size_bytes or ready.checkpoint.size_bytes > limits.MAX_OBJECT_BYTES:
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == ready.checkpoint.digest

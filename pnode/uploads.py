@@ -22,7 +22,7 @@ from dcnr.v1 import common_pb2, data_pb2, local_pb2, orchestrator_pb2
 from dcnr.v1.data_pb2_grpc import DataServiceStub
 from pnode.placing import Say
 from pnode.refusals import Refusals
-from pnode.snapshots import Held, Shelf, is_gone
+from pnode.snapshots import Held, Shelf, is_gone, is_spoiled
 
 RETRY_S = 1.0
 LONGEST_RETRY_S = 10.0
@@ -109,11 +109,14 @@ class Uploads:
                 continue
             try:
                 waiting |= not await self._bring(held)
-            except (Corrupt, NotFound) as error:
-                self._say("snapshot_unusable", held.ready.replica, error.message)
-                self._shelf.discard(held)
-                self._ask_anew(held.ready.replica, error.message)
             except DcnrError as error:
+                if isinstance(error, Corrupt | NotFound) and await asyncio.to_thread(
+                    is_spoiled, held.ready
+                ):  # others' word counts for nothing here
+                    self._say("snapshot_unusable", held.ready.replica, error.message)
+                    self._shelf.discard(held)
+                    self._ask_anew(held.ready.replica, error.message)
+                    continue
                 waiting = has_failed = True
                 behind.add(place)
                 if not self._passes(held, error):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dcnr.errors import DcnrError, Refused, Unavailable
+from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
 from dcnr.ids import Digest, NodeId, digest_of
 from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode import refusals
@@ -291,6 +291,37 @@ def test_a_snapshot_without_its_state_brings_its_commits_and_waits_for_nothing_e
         await until(lambda: scene.anew == ["v.1"])
         assert (scene.network.commits, scene.network.states) == ([b"commit 1"], [])
         assert (scene.kinds()[-1], scene.uploads.num_pending) == ("snapshot_unusable", 0)
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    "said", [NotFound("there is no such model here"), Corrupt("the bytes do not have that digest", code="wrong_digest")]
+)
+def test_what_others_say_of_a_snapshot_that_is_whole_takes_nothing_away(tmp_path: Path, said: DcnrError) -> None:
+    """Goal: an orchestrator that has just begun, or errs, costs no work: it waits, and is brought."""
+
+    async def story(scene: Scene) -> None:
+        scene.network.trouble = [said]
+        await scene.uploads.added(ready := scene.snapshot(1))
+        await until(lambda: "upload_waits" in scene.kinds() or scene.uploads.num_pending == 0)
+        assert scene.kinds() == ["upload_waits"]
+        scene.network.trouble = []
+        await until(lambda: scene.uploads.num_pending == 0)
+        assert scene.network.states == [ready.checkpoint.digest]
+        assert scene.anew == []
+
+    play(tmp_path, story)
+
+
+def test_a_state_that_changed_on_the_disk_is_given_up_for_a_new_one(tmp_path: Path) -> None:
+    async def story(scene: Scene) -> None:
+        scene.network.trouble = [Corrupt("it is not the file that was granted", code="wrong_digest")]
+        ready = scene.snapshot(1)
+        Path(ready.path).write_bytes(b"other 1")
+        await scene.uploads.added(ready)
+        await until(lambda: scene.anew == ["v.1"])
+        assert (scene.kinds(), scene.uploads.num_pending) == (["snapshot_unusable"], 0)
 
     play(tmp_path, story)
 
