@@ -55,7 +55,8 @@ class Exchanges:
         entries = [str(entry) for entry in self._seeker.entries_for_others()]
         known, stretch = self._view.known(self._rng)
         request = membership_pb2.ExchangeRequest(
-            adverts=self._view.news(), known=known, known_from=stretch.first, known_before=stretch.before, bootstrap=entries, suspects=self._view.suspects(),
+            adverts=self._view.news(), known=known, known_from=stretch.first, known_before=stretch.before, bootstrap=entries,
+            suspects=self._view.push_suspects(),
         )  # fmt: skip
         await asyncio.wait([self._begin(group, partner, request) for partner in free], timeout=PATIENCE_S)
 

@@ -261,15 +261,21 @@ class View:
         return [advert for advert, order in found if advert is not None and not advert.is_orchestrator and advert.order <= order]
 
     def suspects(self) -> list[membership_pb2.KnownNode]:
-        """PNodes found dead lately, each told in a few exchanges."""
-        chosen = list(self._suspects.items())[-MAX_SUSPECTS_PER_EXCHANGE:]
-        for node_id, (order, left) in chosen:
+        """PNodes found dead lately, for whoever asks: that uses nothing up, else a stranger who asks often would keep it from all others."""
+        return [
+            membership_pb2.KnownNode(node_id=node_id, incarnation=order[0], sequence=order[1])
+            for node_id, (order, _) in list(self._suspects.items())[-MAX_SUSPECTS_PER_EXCHANGE:]
+        ]
+
+    def push_suspects(self) -> list[membership_pb2.KnownNode]:
+        """As `suspects`, for exchanges of our own: each is told in a few."""
+        told = self.suspects()
+        for node_id in [item.node_id for item in told]:
+            order, left = self._suspects[node_id]
             self._suspects[node_id] = (order, left - 1)
             if left <= 1:
                 del self._suspects[node_id]
-        return [
-            membership_pb2.KnownNode(node_id=node_id, incarnation=order[0], sequence=order[1]) for node_id, (order, _) in chosen
-        ]
+        return told
 
     def news(self, limit: int = MAX_ADVERTS_PER_EXCHANGE) -> list[identity_pb2.Envelope]:
         """What to push in an exchange: our own advert while that is new, then what we learned lately. Who lacks anything else asks for it (`known`)."""

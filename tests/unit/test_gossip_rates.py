@@ -17,7 +17,7 @@ from dcnr.rpc import guard
 from dcnr.rpc.dialer import Dialer
 from dcnr.v1 import membership_pb2
 from membership import service
-from membership.gossip import View
+from membership.gossip import RUMOUR_EXCHANGES, View
 from membership.network_time import NetworkTime
 from membership.service import MAX_PROBES_AT_ONCE, Gossip, MembershipServicer
 from trust.identity import NodeKey
@@ -119,3 +119,20 @@ def test_probes_for_one_subnet_leave_places_to_another(monkeypatch: pytest.Monke
             assert await outcome(call, 0, "192.0.2") == "", "the places are free again"
 
     asyncio.run(story())
+
+
+def test_a_stranger_who_asks_often_keeps_no_suspicion_from_others() -> None:
+    async def scene() -> None:
+        servicer = served()
+        view = servicer._gossip.view
+        view.bury(SUBJECT.node_id, (1, 1), NOW_S)
+
+        async def asked(number: int) -> int:
+            guard._peer.set(Peer(NodeId(f"{number:040x}"), None, None, "10.1.2.3:5000"))
+            return len((await servicer.Exchange(membership_pb2.ExchangeRequest(), From("10.1.2.3"))).suspects)
+
+        assert [await asked(1) for _ in range(2 * RUMOUR_EXCHANGES)] == [1] * 2 * RUMOUR_EXCHANGES
+        assert await asked(2) == 1
+        assert [len(view.push_suspects()) for _ in range(RUMOUR_EXCHANGES + 1)] == [*[1] * RUMOUR_EXCHANGES, 0]
+
+    asyncio.run(scene())

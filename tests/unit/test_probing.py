@@ -91,8 +91,8 @@ def test_a_buried_node_returns_only_with_a_newer_advert_and_others_hear_of_the_s
     assert view.gone(OWN) is None
     assert (PNODE, 1, 4) in {(item.node_id, item.incarnation, item.sequence) for item in view.known(random.Random(1))[0]}
     for _ in range(RUMOUR_EXCHANGES):
-        assert [(item.node_id, item.sequence) for item in view.suspects()] == [(PNODE, 4)]
-    assert view.suspects() == []
+        assert [(item.node_id, item.sequence) for item in view.push_suspects()] == [(PNODE, 4)]
+    assert view.push_suspects() == []
     assert [type(event) for event in view.offer(signed(KEYS[1], 6), NOW)] == [Joined]
     view.check()
 
