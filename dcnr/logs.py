@@ -1,15 +1,19 @@
 """Structured logs of the daemons: one line per event on standard error, for people or as JSON; nothing is logged before `configure`.
 
+No process ends for its log: whoever reads it may go, and the disk on which it lies may be full.
+
 Where they are known a line has ``node`` (who says it), ``job``, ``model``, ``vnode`` and ``replica`` (what it is about), ``trace_id`` and ``span_id`` (see
 `dcnr.tracing`). As JSON every line is one object, also what libraries warn of.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import sys
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, Final, TextIO, cast
 
 import structlog
 
@@ -17,9 +21,45 @@ from dcnr import tracing
 from dcnr.errors import DcnrError, InvalidInput, for_others
 from dcnr.ids import check_replica_id, vnode_of
 
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+"""Of a disk: it may have room later."""
+
+
+class Outliving:
+    """A stream for whose reader's end, or terminal's, or disk, nobody need end: what cannot be shown goes nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """As of any stream; never raises for a reader that is gone, or a disk that is full."""
+        try:
+            self._stream.write(text)
+        except OSError as error:
+            self._failed(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """As of any stream; never raises for a reader that is gone, or a disk that is full."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        """A closed pipe, or a terminal that is gone, stays so: nothing more is shown."""
+        if error.errno not in _NO_ROOM:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
 
 def configure(*, level: str, as_json: bool, colours: bool = False) -> None:
-    """Sends structlog's events and warnings of libraries to standard error, from ``level`` (debug, info, warning, error) on."""
+    """Sends structlog's events and warnings of libraries to standard error, from ``level`` (debug, info, warning, error) on; this process outlives it."""
+    sys.stderr = cast(TextIO, Outliving(sys.stderr))
     minimum = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine
-from typing import Any, Final, TextIO, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from dcnr import logs
 from dcnr.limits import DRAIN_TIMEOUT_S
@@ -23,39 +23,8 @@ USUAL_OBJECTS: Final = (700, 10, 10)
 """The interpreter's own thresholds of its search for garbage."""
 
 
-class Outliving:
-    """A stream for whose reader's end, or terminal's, nobody need end: what can no longer be shown goes nowhere."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """As of any stream; never raises for a reader that is gone."""
-        try:
-            self._stream.write(text)
-        except OSError:  # a closed pipe, a terminal that is gone
-            self._forget()
-        return len(text)
-
-    def flush(self) -> None:
-        """As of any stream; never raises for a reader that is gone."""
-        try:
-            self._stream.flush()
-        except OSError:  # a closed pipe, a terminal that is gone
-            self._forget()
-
-    def _forget(self) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
-
-
 def start_logging(*, level: str, as_json: bool) -> None:
-    """Logs go to standard error, and a daemon outlives whoever reads it; in colour only for a terminal that wants it."""
-    sys.stderr = cast(TextIO, Outliving(sys.stderr))
+    """Logs go to standard error, in colour only for a terminal that wants it."""
     colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     logs.configure(level=level, as_json=as_json, colours=colours)
 

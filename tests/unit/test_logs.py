@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import subprocess
 import sys
 
-from dcnr.cli.foreground import Outliving
+from dcnr.logs import Outliving
 
 PROGRAM = """
 import structlog
@@ -58,6 +60,37 @@ def test_no_local_value_of_a_frame_is_logged() -> None:
     line = json.loads(done.stderr)
     assert line["exception"][0]["exc_value"] == "told"
     assert "very-secret" not in done.stderr
+
+
+FULL = """
+import errno
+from dcnr.logs import configure, told
+configure(level="info", as_json=False)
+print(told("replica_failed", OSError(errno.ENOSPC, "No space left on device"), replica="v.0"))
+"""
+
+
+def test_a_fault_is_told_where_the_disk_has_no_room_for_the_log() -> None:
+    """Goal: a full disk ends what could not be written, not the whole worker whose log lies there too."""
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run([sys.executable, "-c", FULL], stdout=subprocess.PIPE, stderr=full, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "OSError: No space left on device")
+
+
+def test_what_is_said_when_the_disk_has_room_again_is_shown() -> None:
+    class Filling(io.StringIO):
+        is_full = True
+
+        def flush(self) -> None:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    filling = Filling()
+    stream = Outliving(filling)
+    print("said", file=stream, flush=True)
+    filling.is_full = False
+    print("shown", file=stream, flush=True)
+    assert filling.getvalue().splitlines()[-1] == "shown"
 
 
 def test_a_reader_that_goes_ends_nobody() -> None:
