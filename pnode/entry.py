@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from dcnr.errors import InvalidInput
+from dcnr.errors import InvalidInput, Unavailable
 from dcnr.rpc.dialer import Dialer
 from dcnr.settings import PNodeSettings
 from dcnr.system import SystemClock
@@ -23,7 +23,7 @@ from membership.discovery import discover
 from pnode.daemon import Daemon
 from pnode.home import Home
 from pnode.joining import Joining
-from pnode.lent import beyond
+from pnode.lent import advertised_host, beyond
 from pnode.probe import probe_machine
 from pnode.supervisor import WORKER, Start
 from trust.identity import NodeKey
@@ -69,6 +69,9 @@ async def run_pnode(
             return 0
         save_policy(home.network, policy)
         bootstrap = [*settings.bootstrap, *policy.document.bootstrap]
+        host = partial(advertised_host, settings, bootstrap, single_host=policy.single_host)
+        if not await has_address(host, Joining(key.node_id, clock, stopped), home.socket):
+            return 0
         begun = asyncio.Event()
 
         def ready(daemon: Daemon) -> None:
@@ -87,6 +90,21 @@ async def run_pnode(
     finally:
         home.close()
     return 0
+
+
+async def has_address(host: Callable[[], str], joining: Joining, socket: Path) -> bool:
+    """Waits until this machine has an address to tell others: a daemon may start before its line is up. False if it was stopped before. ``host`` blocks, and
+    raises Unavailable while there is none.
+    """
+
+    async def ask() -> bool:
+        await asyncio.to_thread(host)
+        return True
+
+    try:
+        return await ask()
+    except Unavailable:
+        return bool(await joining.find(ask, socket))
 
 
 async def _run(daemon: Daemon, begun: asyncio.Event, tell: Callable[[str], None]) -> None:

@@ -1,4 +1,5 @@
-"""Finds the network of a home that knows none: asks the bootstrap nodes until one answers, and tells the owner at any moment why none does.
+"""Finds the network of a home that knows none: asks the bootstrap nodes until one answers, and tells the owner at any moment why none does. In the same way
+a machine is waited for that has no address yet.
 
 Silence is waited out with growing pauses; an answer that is wrong (another network, another node than named) is an error at once.
 """
@@ -10,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -21,11 +22,11 @@ from dcnr.ports import Clock
 from dcnr.v1 import local_pb2
 from pnode.local import LocalDoor
 from pnode.reasons import SOFTWARE
-from trust.network import NetworkPolicy
 
 RETRY_FIRST_S: Final = 0.5
 RETRY_LONGEST_S: Final = 30.0
-_NEXT: Final = "check --bootstrap, and that a node runs there; it is tried again by itself"
+T = TypeVar("T")
+_NEXT: Final = "check --bootstrap and this machine's network, and that a node runs there; it is tried again by itself"
 _log = structlog.get_logger("pnode")
 
 
@@ -37,8 +38,8 @@ class Joining:
         self._started = clock.monotonic()
         self._trouble = "no bootstrap node has answered yet"
 
-    async def find(self, ask: Callable[[], Awaitable[NetworkPolicy]], socket: Path) -> NetworkPolicy | None:
-        """The network, or None if it was stopped first. Raises what is wrong with an answer."""
+    async def find(self, ask: Callable[[], Awaitable[T]], socket: Path) -> T | None:
+        """What was asked for, or None if it was stopped first. Raises what is wrong with an answer."""
         door = LocalDoor(status=self._status, why=self._why, stop=self._end)
         await door.open(socket)
         pause_s = RETRY_FIRST_S
@@ -57,7 +58,7 @@ class Joining:
             await door.close()
             socket.unlink(missing_ok=True)
 
-    async def _unless_stopped(self, ask: Callable[[], Awaitable[NetworkPolicy]]) -> NetworkPolicy | None:
+    async def _unless_stopped(self, ask: Callable[[], Awaitable[T]]) -> T | None:
         asking, stopped = asyncio.ensure_future(ask()), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait((asking, stopped), return_when=asyncio.FIRST_COMPLETED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import shutil
 import socket
@@ -22,6 +21,10 @@ from pnode.home import Home
 from pnode.orders import HostingOptions
 from pnode.probe import Machine, printable
 
+MAX_TARGETS = 4
+"""Bootstrap entries to which a way is looked for."""
+INTERNET = "192.0.2.1:9"
+"""An address of documents, to which a machine has the way that it has to everybody."""
 SPOOL_SHARE = 4
 """A replica's spool takes at most this fraction of the lent disk."""
 EVIDENCE_SHARE = 16
@@ -112,8 +115,8 @@ def options_of(settings: PNodeSettings, allowed: Limits, home: Home, bulk_bytes_
 
 
 def advertised_host(settings: PNodeSettings, bootstrap: Sequence[str], *, single_host: bool) -> str:
-    """The host that others are told: as set, as listened on, or as this machine uses towards the first bootstrap entry (no packet is sent); empty where
-    nobody can dial this machine.
+    """The host that others are told: as set, as listened on, or as this machine uses towards the first of the first few bootstrap entries to which it has a
+    way (no packet is sent); empty where nobody can dial this machine. May look up names. Raises Unavailable (``no_address``).
     """
     if settings.outbound_only:
         return ""
@@ -123,15 +126,16 @@ def advertised_host(settings: PNodeSettings, bootstrap: Sequence[str], *, single
         return settings.listen_host
     if single_host:
         return "127.0.0.1"
-    target = bootstrap[0].rpartition("@")[2].rpartition(":")[0].strip("[]") if bootstrap else "192.0.2.1"
-    with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in target else socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+    troubles: list[str] = []
+    for entry in bootstrap[:MAX_TARGETS] or (INTERNET,):
+        target = entry.rpartition("@")[2].rpartition(":")[0].strip("[]")
         try:
-            probe.connect((target, 9))
+            with socket.socket(socket.AF_INET6 if ":" in target else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((target, 9))
+                return str(probe.getsockname()[0])
         except OSError as error:
-            raise Unavailable(
-                f"this machine has no way to {target}: {error.strerror}", code="no_address", remedy="set advertise_host"
-            ) from error
-        return str(probe.getsockname()[0])
+            troubles.append(f"this machine has no way to {target}: {error.strerror}")
+    raise Unavailable(troubles[0], code="no_address", remedy="set advertise_host")
 
 
 def listened_host(settings: PNodeSettings) -> str:

@@ -101,6 +101,20 @@ def test_a_known_network_whose_nodes_are_silent(home: Path) -> None:
         ended(pnode)
 
 
+def test_a_machine_that_starts_before_its_line_is_up_waits_for_it(home: Path) -> None:
+    """As a laptop does whose daemon starts with the system: the name of a node cannot be looked up, so it has no address to tell others yet."""
+    policy = verify_chain(
+        [create_document(NodeKey.generate(), name="far", now_wall=SystemClock().wall(), orchestrator_ids=["cd" * 20])]
+    )
+    save_policy(home / "given.json", policy)
+    flags = ("--network", str(home / "given.json"), "--bootstrap", "nowhere.invalid:7700", "--listen-host", "0.0.0.0")
+    with Command(*PNODE, "start", "--home", str(home), *PORTS, *flags) as pnode:
+        assert "nowhere.invalid" in pnode.line("nobody_found")
+        assert "no way to nowhere.invalid" in why(home)["reason"]
+        assert "joining" in run(*PNODE, "status", "--home", str(home), code=0)
+        ended(pnode)
+
+
 def _reasons(home: Path) -> list[dict[str, str]]:
     lines: list[dict[str, str]] = json.loads(asked("why", "--json", "--home", str(home)))["lines"]
     return [line for line in lines if line["code"] == "nobody_found"]
