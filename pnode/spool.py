@@ -7,6 +7,7 @@ called from any thread; they block for one disk access.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from dataclasses import dataclass, field
@@ -237,5 +238,7 @@ def _read_all(descriptor: int, size: int, offset: int) -> bytes:
 
 
 def _remove(segment: _Segment) -> None:
+    """What the disk keeps of it goes before the next worker starts."""
     os.close(segment.descriptor)
-    segment.path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        segment.path.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dataservice.addresses import AddressRule
@@ -21,8 +22,10 @@ from dataservice.datasets import LocalCache
 from dataservice.objects import ObjectClient
 from dcnr.errors import DcnrError, NotFound, Unavailable
 from dcnr.ids import Digest, digest_of
+from dcnr.intervals import IntervalSet
 from dcnr.settings import PNodeSettings
 from dcnr.system import SystemClock
+from dcnr.tensor import encode
 from dcnr.v1 import data_pb2, local_pb2, model_pb2
 from pnode import uploads as uploading
 from pnode import verdicts as verdicts_module
@@ -34,6 +37,7 @@ from pnode.pipe import LocalPipe
 from pnode.probe import Machine
 from pnode.reasons import Journal
 from pnode.snapshots import Shelf
+from pnode.spool import Frame, Spool
 from pnode.supervisor import Supervisor, Worker, WorkerOptions
 from pnode.uploads import Uploads
 from pnode.verdicts import Verdicts, sweep
@@ -41,6 +45,7 @@ from trust.identity import NodeKey
 from trust.in_force import InForce
 from trust.network import create_document, verify_chain
 from vnode.registry import default_registry
+from vnode.vocabulary import TRAIN_LANE
 
 NODE, HOLDER = NodeKey.generate(), NodeKey.generate()
 POLICY = verify_chain(
@@ -382,6 +387,21 @@ def test_a_pause_whose_time_is_up_is_over_though_its_note_stays(tmp_path: Path) 
         pausing.end()
     assert failed.value.code == "disk_trouble"
     assert pausing.is_paused, "the next start would pause again: who ended it hears that it did not"
+
+
+def test_a_spool_whose_files_the_disk_keeps_lets_go_of_all_of_them(tmp_path: Path) -> None:
+    """The replica goes on from memory, and ends in order: it holds no file that nobody can close any more."""
+    frame = Frame(encode(np.zeros(256, np.float32), "raw"), 1)
+    spool = Spool(tmp_path / "spool", max_bytes=16 * 1024, segment_bytes=1024)
+    before = len(os.listdir("/proc/self/fd"))
+    for batch in range(12):
+        spool.put(TRAIN_LANE, batch, frame)
+    assert len(os.listdir("/proc/self/fd")) > before
+    with refusing("unlink") as met:
+        spool.drop(TRAIN_LANE, IntervalSet.of((0, 11)))
+        spool.close()
+        assert met
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_small_object_whose_draft_the_disk_keeps_fails_with_a_typed_error(tmp_path: Path) -> None:
