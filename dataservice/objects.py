@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from dataservice.addresses import AddressRule
+from dataservice.blocks import Blocks
 from dataservice.pacing import Outgoing, Pace, Paced, Sent
 from dataservice.transfer import download, upload
 from dcnr import limits
@@ -165,8 +166,8 @@ class ObjectClient:
                 outgoing = Outgoing(self._up)  # places there are few, and who is slow loses its own: only the owner's limit holds
                 timeout_s = _longest_s(int(item.size_bytes), outgoing)
                 async with _patience() as moved:
-                    with contextlib.closing(_Source(path)) as source:
-                        parts = _parts(item, source, outgoing, moved)
+                    with contextlib.closing(Blocks(path)) as blocks:
+                        parts = _parts(item, blocks, outgoing, moved)
                         await connection.call(DataServiceStub(connection.channel).Write, parts, timeout_s=timeout_s)
                 self._sent(outgoing.answered())
                 return
@@ -192,46 +193,12 @@ async def _patience() -> AsyncIterator[Moved]:
         raise TimedOut("the transfer took too long", code="transfer_timeout") from None
 
 
-async def _parts(item: data_pb2.GrantItem, source: _Source, pace: Paced, moved: Moved) -> AsyncIterator[Any]:
+async def _parts(item: data_pb2.GrantItem, blocks: Blocks, pace: Paced, moved: Moved) -> AsyncIterator[Any]:
     yield data_pb2.WriteRequest(item=item)
-    while chunk := await asyncio.to_thread(source.read, pace.block_bytes):
+    while chunk := await asyncio.to_thread(blocks.read, pace.block_bytes):
         moved(len(chunk), wait_s := pace.wait_s(len(chunk)))
         await asyncio.sleep(wait_s)
         yield data_pb2.WriteRequest(chunk=chunk)
-
-
-class _Source:
-    """A file that is read from its beginning. `read` blocks, and raises Unavailable where the disk refuses; `close` waits for nobody."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: BinaryIO | None = None
-        self._lock, self._is_over = threading.Lock(), False
-        """Whoever sends it may be cut off while a thread opens or reads it: then that thread closes it."""
-
-    def read(self, num_bytes: int) -> bytes:
-        """The next bytes; nothing after the end."""
-        try:
-            with self._lock:
-                if self._is_over:
-                    return b""
-                self._file = self._file or self._path.open("rb")
-                return self._file.read(num_bytes)
-        except OSError as error:
-            raise disk_trouble(f"{self._path.name} cannot be read", error) from error
-        finally:
-            if self._is_over:
-                self.close()
-
-    def close(self) -> None:
-        """It is read no more."""
-        self._is_over = True
-        if self._lock.acquire(blocking=False):
-            try:
-                if self._file is not None:
-                    self._file.close()
-            finally:
-                self._lock.release()
 
 
 class _Draft:

@@ -6,13 +6,15 @@ Whoever asks knows the digest from a signed manifest and believes nothing else, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import grpc
 
+from dataservice.blocks import Blocks
 from dcnr import limits
 from dcnr.crashpoints import reached
 from dcnr.errors import NotFound, Refused, RemoteFault, TimedOut, Unavailable
@@ -54,8 +56,8 @@ class Donor:
             raise Unavailable("states are being given away already", code="overloaded")
         self._giving[caller] += 1
         try:
-            async with patience(DONATION_S) as moved:
-                async for part in self._parts(path, moved):
+            async with patience(DONATION_S) as moved, contextlib.aclosing(self._parts(path, moved)) as parts:
+                async for part in parts:
                     yield part
         except TimeoutError:
             raise TimedOut("the state was taken too slowly", code="donation_timeout") from None
@@ -63,20 +65,16 @@ class Donor:
             self._giving[caller] -= 1
             self._giving += Counter()  # keeps what is above zero
 
-    async def _parts(self, path: Path, moved: Moved) -> AsyncIterator[vnode_pb2.DonateResponse]:
+    async def _parts(self, path: Path, moved: Moved) -> AsyncGenerator[vnode_pb2.DonateResponse, None]:
         try:
-            file = await asyncio.to_thread(path.open, "rb")
+            size_bytes = (await asyncio.to_thread(path.stat)).st_size
         except OSError as error:
             raise NotFound("no such state lies here", code="no_such_state") from error
-        try:
-            size = self._uplink.chunk_bytes
-            size_bytes = path.stat().st_size
-            while chunk := await asyncio.to_thread(file.read, size):
+        with contextlib.closing(Blocks(path)) as blocks:
+            while chunk := await asyncio.to_thread(blocks.read, self._uplink.chunk_bytes):
                 moved(len(chunk), await self._uplink.take(len(chunk)))
                 yield vnode_pb2.DonateResponse(size_bytes=size_bytes, chunk=chunk)
                 size_bytes = 0  # said once
-        finally:
-            file.close()
 
 
 async def receive(
