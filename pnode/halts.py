@@ -35,9 +35,11 @@ class Halts:
             supervisor.hold_back()
 
     def pause(self, for_s: float) -> float:
-        """Begins a pause (0: until `resume`); seconds after which no VNode computes any more. Raises InvalidInput, Unavailable."""
-        self._pausing.begin(for_s)
-        self._changed.set()
+        """Begins a pause (0: until `resume`); seconds after which no VNode computes any more. Raises InvalidInput, and Unavailable as `Pausing.begin`."""
+        try:
+            self._pausing.begin(for_s)
+        finally:
+            self._changed.set()
         return WITHIN_S
 
     def resume(self) -> None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from dcnr.errors import InvalidInput, disk_trouble
+from dcnr.errors import InvalidInput, Unavailable, disk_trouble
 from dcnr.ports import Clock
 from pnode.home import write_atomically
 
@@ -25,14 +25,21 @@ class Pausing:
         self._load()
 
     def begin(self, for_s: float) -> None:
-        """From now on nothing is computed, for so many seconds or (0) until `end`. Raises InvalidInput, Unavailable (the disk takes no note)."""
+        """From now on nothing is computed, for so many seconds or (0) until `end`. Raises InvalidInput; Unavailable where the disk takes no note of it: it is
+        paused all the same, and the next start knows nothing of that.
+        """
         if not 0.0 <= for_s <= LONGEST_S:
             raise InvalidInput(
                 "a pause lasts at most a year", code="bad_pause", remedy="leave the time out to pause until `pnode resume`"
             )
         until = self._clock.wall() + for_s if for_s else math.inf
-        write_atomically(self._path, json.dumps({"until": None if until == math.inf else until}).encode())
         self._until_wall = until
+        try:
+            write_atomically(self._path, json.dumps({"until": None if until == math.inf else until}).encode())
+        except Unavailable as error:
+            raise Unavailable(
+                f"it pauses now, but the next start would work again: {error.message}", code=error.code, remedy=error.remedy
+            ) from error
 
     def end(self) -> None:
         """The owner lets it work again. Raises Unavailable where the disk keeps the note: the next start would pause again."""

@@ -389,6 +389,17 @@ def test_a_pause_whose_time_is_up_is_over_though_its_note_stays(tmp_path: Path) 
     assert pausing.is_paused, "the next start would pause again: who ended it hears that it did not"
 
 
+def test_a_pause_of_which_the_disk_takes_no_note_holds_all_the_same(tmp_path: Path) -> None:
+    """It may be what fills the disk that its owner wants to halt."""
+    note = tmp_path / "paused.json"
+    pausing = Pausing(note, SimpleNamespace(wall=lambda: 1000.0))  # type: ignore[arg-type]
+    with refusing("replace"), pytest.raises(Unavailable, match="pauses now") as told:
+        pausing.begin(60.0)
+    assert told.value.code == "disk_trouble"
+    assert pausing.is_paused
+    assert not note.exists()
+
+
 def test_a_spool_whose_files_the_disk_keeps_lets_go_of_all_of_them(tmp_path: Path) -> None:
     """The replica goes on from memory, and ends in order: it holds no file that nobody can close any more."""
     frame = Frame(encode(np.zeros(256, np.float32), "raw"), 1)
