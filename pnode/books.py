@@ -175,6 +175,8 @@ class Books:
         self._write(f"anchor-{self._segment}", anchor)
         self._info, self._lineage = info, info.lineage
         self._signed(statement, log)
+        if self._lost:
+            self._write("lost", self._lost.encode())
         self._anchor_bytes += len(anchor)
         self._judge()
 
@@ -312,7 +314,8 @@ class Books:
 
     def _write(self, name: str, data: bytes) -> None:
         interval = self._interval
-        self._track(partial(asyncio.wrap_future, self._submit(lambda: interval.result().write(name, data))))
+        written = self._submit(lambda: interval.result().write(name, data))
+        self._track(lambda: asyncio.shield(asyncio.wrap_future(written)))  # `close` cuts nothing off that is signed
 
     # on the thread
 

@@ -4,7 +4,9 @@ In a folder: ``order`` (HostReplica as this replica was hosted), ``begin`` (the 
 without the rest), ``state-<n>`` (that after n entries, where such states are small), ``statement-<n>`` and ``steps-<n>`` per signed statement, ``delta-<n>``
 per displacement merged, ``anchor-<n>`` that statement n names, ``end`` (the state that it ends with), ``idle`` where nothing was learned or merged (then
 ``parts`` is empty), and last ``name``, which says that the interval is whole.
-A folder without it is of an interval that nobody signed: nobody will ask for it. Everything blocks: for a thread, one caller at a time per replica.
+The statement of an anchor ends an interval too where another replica goes on from it as the primary: so a folder has one name for each anchor, that of its
+statement, and one for all of it. A folder without any is of an interval that nobody signed: nobody will ask for it. Everything blocks: for a thread, one
+caller at a time per replica.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ import os
 import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from dcnr.crashpoints import reached
 from dcnr.errors import InvalidInput
-from dcnr.ids import check_digest
+from dcnr.ids import check_digest, digest_of
 from dcnr.v1 import model_pb2
 from vnode.bundle import header_bytes
 
@@ -75,7 +78,7 @@ class EvidenceFolder:
     def __init__(self, directory: Path) -> None:
         self._directory = self._newest = directory
         self._next = 1
-        self._closed: dict[str, Path] = {}
+        self._signed: dict[Path, list[str]] = {}
         self._spared: tuple[str, ...] = ()
         self._idle: list[str] = []
         self._sizes: dict[Path, int] = {}
@@ -86,13 +89,12 @@ class EvidenceFolder:
         directory = self._directory
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._next = 1 + max((int(path.name) for path in directory.iterdir() if path.name.isdigit()), default=0)
-        self._closed = closed_in(directory)
+        self._signed = signed_in(directory)
         for path in directory.iterdir():
-            if path not in self._closed.values():
+            if path not in self._signed:
                 _remove(path)
-        self._sizes = {path: _size(path) for path in self._closed.values()}
-        self._idle = [digest for digest, path in self._closed.items() if (path / _IDLE).exists()]
-        self._sizes |= {self._closed[digest]: 0 for digest in self._idle}
+        self._idle = [names[-1] for path, names in self._signed.items() if (path / _IDLE).exists()]
+        self._sizes = {path: 0 if names[-1] in self._idle else _size(path) for path, names in self._signed.items()}
 
     @property
     def num_bytes(self) -> int:
@@ -136,31 +138,34 @@ class EvidenceFolder:
             interval.idle()
             self._idle.append(digest)
         interval.close(digest)
-        self._closed[digest], self._sizes[interval.path] = interval.path, 0 if is_idle else _size(interval.path)
+        self._signed[interval.path] = names_in(interval.path)
+        self._sizes[interval.path] = 0 if is_idle else _size(interval.path)
 
     def reopen(self, interval: Interval) -> None:
         """A whole interval is not whole any more: what it holds stays, and parts are added to it from now on."""
         path = interval.path
         for name in [_NAME, *(item.name for item in path.iterdir() if item.name.startswith(("statement-", "steps-", "delta-")))]:
             (path / name).unlink(missing_ok=True)
-        self._closed = {digest: known for digest, known in self._closed.items() if known != path}
+        self._signed.pop(path, None)
         if self._parts is not None:
             self._parts.close()
         self._newest, self._parts = path, (path / "parts").open("ab", buffering=0)
         self._sizes[path] = self._parts.tell()
 
     def drop(self, interval: Interval) -> None:
-        """An interval that nobody will sign."""
+        """An interval that nobody will sign any more: it goes, but for what leads to anchors."""
+        if names := names_in(interval.path):
+            self._signed[interval.path], self._sizes[interval.path] = names, _size(interval.path)
+            return
         self._sizes.pop(interval.path, None)
         _remove(interval.path)
 
     def decided(self, digests: Collection[str]) -> None:
         """These are kept no more; unknown ones are fine."""
-        for digest in digests:
-            path = self._closed.pop(digest, None)
-            if path is not None:
-                self._sizes.pop(path, None)
-                _remove(path)
+        for path in _of(self._signed, digests):
+            del self._signed[path]
+            self._sizes.pop(path, None)
+            _remove(path)
 
     def spared(self, digests: Sequence[str], max_bytes: int) -> None:
         """These, oldest first, are kept only as long as all intervals together take no more than ``max_bytes``."""
@@ -177,7 +182,8 @@ class EvidenceFolder:
         """Of those in which nothing was learned all but the newest `MAX_IDLE` go: asking again and again fills no disk. They count to no room, which only what
         is named and judged makes free.
         """
-        self._idle = [digest for digest in self._idle if digest in self._closed]
+        kept = {names[-1] for names in self._signed.values()}
+        self._idle = [digest for digest in self._idle if digest in kept]
         self.decided(self._idle[:-MAX_IDLE])
 
     def close(self) -> None:
@@ -187,42 +193,79 @@ class EvidenceFolder:
             self._parts = None
 
 
+def signed_in(directory: Path) -> dict[Path, list[str]]:
+    """The folders of a replica's directory that somebody may ask for, oldest first, each with the names of its intervals: of anchors, then of all of it."""
+    return {path: names for path in sorted(folders_in(directory)) if (names := names_in(path))}
+
+
+def names_in(path: Path) -> list[str]:
+    """The names of the intervals that one folder holds, as `signed_in` gives them."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        for number in count():
+            statement = path / f"statement-{number}"
+            if not (statement.exists() and (path / f"anchor-{number}").exists()):
+                break
+            names.append(digest_of(statement.read_bytes()))
+    whole = name_of(path)
+    return [*names, whole] if whole else names
+
+
+def name_of(path: Path) -> str:
+    """The name of a folder's whole interval; empty where it is not whole."""
+    with contextlib.suppress(OSError, ValueError, InvalidInput):
+        return check_digest((path / _NAME).read_text("ascii"))
+    return ""
+
+
+def place_of(directory: Path, interval: str) -> tuple[Path, int | None] | None:
+    """The folder that holds that interval, and how many statements lead to it (None: it is all of the folder); None where it is not here."""
+    for path, names in signed_in(directory).items():
+        if interval in names:
+            return path, None if interval == name_of(path) else 1 + names.index(interval)
+    return None
+
+
 def closed_in(directory: Path) -> dict[str, Path]:
     """The whole intervals of a replica's directory by name, as they lie on disk."""
-    found: dict[str, Path] = {}
-    with contextlib.suppress(OSError):
-        for path in sorted(directory.iterdir()):
-            with contextlib.suppress(OSError, ValueError, InvalidInput):
-                found[check_digest((path / _NAME).read_text("ascii"))] = path
-    return found
+    return {name: path for path in signed_in(directory) if (name := name_of(path))}
 
 
-def left_in(directory: Path, before_s: float) -> tuple[dict[str, tuple[int, float]], int]:
-    """Of a replica that is not here any more: of its whole intervals, by name, the bytes and when they were signed; and the bytes of the rest. What nobody
+def told_by(names: Sequence[str], known: Collection[str]) -> str:
+    """Of a folder's names the one that manifests speak of; else the last: they name no two of them, since a replica that goes on from an anchor is another."""
+    return next((name for name in names if name in known), names[-1])
+
+
+def left_in(directory: Path, before_s: float, known: Collection[str] = ()) -> tuple[dict[str, tuple[int, float]], int]:
+    """Of a replica that is not here any more: of what it signed, by name (`told_by`), the bytes and when it was signed; and the bytes of the rest. What nobody
     signed is removed where nothing was added to it since ``before_s``: its worker may be handing over still.
     """
-    whole, rest = closed_in(directory), 0
+    signed, rest = signed_in(directory), 0
     for path in folders_in(directory):
         with contextlib.suppress(OSError):
-            if path in whole.values():
+            if path in signed:
                 continue
             if max(item.stat().st_mtime for item in (path, *path.iterdir())) < before_s:
                 _remove(path)
             else:
                 rest += _size(path)
     found: dict[str, tuple[int, float]] = {}
-    for digest, path in whole.items():
+    for path, names in signed.items():
         with contextlib.suppress(OSError):
-            found[digest] = _size(path), (path / _NAME).stat().st_mtime
+            said = path / _NAME if name_of(path) else path / f"statement-{len(names) - 1}"
+            found[told_by(names, known)] = _size(path), said.stat().st_mtime
     return found, rest
 
 
 def forget(directory: Path, digests: Collection[str]) -> None:
-    """Removes whole intervals of a replica that does not run; another one may be open there."""
-    kept = closed_in(directory)
-    for digest in digests:
-        if digest in kept:
-            _remove(kept[digest])
+    """Removes signed intervals of a replica that does not run; another one may be open there."""
+    for path in _of(signed_in(directory), digests):
+        _remove(path)
+
+
+def _of(signed: dict[Path, list[str]], digests: Collection[str]) -> list[Path]:
+    """The folders that have these names."""
+    return [path for path, names in signed.items() if any(name in digests for name in names)]
 
 
 def folders_in(directory: Path) -> list[Path]:

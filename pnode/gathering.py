@@ -21,11 +21,12 @@ from dcnr.errors import NotFound, Unavailable
 from dcnr.ids import check_digest, digest_of
 from dcnr.tensor import Array
 from dcnr.v1 import local_pb2, model_pb2
-from pnode.evidence import closed_in
+from pnode.evidence import place_of
 from pnode.hosting import Prepared
 from pnode.inputs import Inputs
 from pnode.pace import Pace
-from trust.envelope import parse
+from trust.commits import MAX_COMMIT_BYTES
+from trust.envelope import parse, parse_envelope
 from trust.step_logs import MAX_LOG_BYTES
 from vnode.bundle import Bundle, BundleWriter, Written, key_of, places_of_states, read_bundle
 from vnode.state import StateInfo
@@ -49,13 +50,13 @@ async def gather(directory: Path, replica: str, interval: str, destination: Path
     """The bundle of an interval of that replica, kept in ``directory``, as the file ``destination``. Raises NotFound (``no_evidence``), Unavailable
     (``evidence_lost``, ``not_reproduced``, ``evidence_late``), OSError, and what computing again raises.
     """
-    folder = closed_in(directory).get(check_digest(interval))
-    if folder is None:
+    place = place_of(directory, check_digest(interval))
+    if place is None:
         raise NotFound("no evidence of that interval is kept here", code="no_evidence")
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"gather-{replica}")
     try:
         async with asyncio.timeout(GATHER_S):
-            return await _Gathering(folder, destination, means, thread).run()
+            return await _Gathering(*place, destination, means, thread).run()
     except TimeoutError:
         raise Unavailable(f"the evidence was not gathered within {GATHER_S:.0f} s", code="evidence_late") from None
     finally:
@@ -81,8 +82,14 @@ class Gatherings:
 
 
 class _Gathering:
-    def __init__(self, folder: Path, destination: Path, means: Means, thread: ThreadPoolExecutor) -> None:
-        self._folder, self._destination, self._means, self._thread = folder, destination, means, thread
+    """``num_statements``: of the folder, with the last of which the interval ends; None: with all of it."""
+
+    def __init__(
+        self, folder: Path, num_statements: int | None, destination: Path, means: Means, thread: ThreadPoolExecutor
+    ) -> None:
+        self._folder, self._num_statements, self._destination, self._means, self._thread = (
+            folder, num_statements, destination, means, thread,
+        )  # fmt: skip
         self._parts: Bundle | None = None
 
     async def run(self) -> Written:
@@ -111,18 +118,20 @@ class _Gathering:
         lost = self._folder / "lost"
         if lost.exists():
             raise Unavailable(f"the evidence is not whole: {lost.read_text()}", code="evidence_lost")
-        if (self._folder / "end").exists() and not (self._folder / "begin").exists():
+        if not (self._folder / "begin").exists():
             raise Unavailable("the state with which it begins is not written yet", code="evidence_late")
-        return [parse(model_pb2.StepLog, path.read_bytes(), MAX_LOG_BYTES) for path in self._numbered("steps")]
+        return [
+            parse(model_pb2.StepLog, path.read_bytes(), MAX_LOG_BYTES) for path in self._numbered("steps", self._num_statements)
+        ]
 
     def _copy(self, writer: BundleWriter, logs: Sequence[model_pb2.StepLog]) -> None:
         """All that is kept."""
-        for kind, name in (
-            (model_pb2.EVIDENCE_KIND_STATEMENT, "statement"),
-            (model_pb2.EVIDENCE_KIND_STEPS, "steps"),
-            (model_pb2.EVIDENCE_KIND_DISPLACEMENT, "delta"),
+        for kind, name, most in (
+            (model_pb2.EVIDENCE_KIND_STATEMENT, "statement", self._num_statements),
+            (model_pb2.EVIDENCE_KIND_STEPS, "steps", self._num_statements),
+            (model_pb2.EVIDENCE_KIND_DISPLACEMENT, "delta", self._num_merges()),
         ):
-            for number, path in enumerate(self._numbered(name)):
+            for number, path in enumerate(self._numbered(name, most)):
                 writer.add_file(model_pb2.EvidencePart(kind=kind, entry=number), path)
         for (entry, port), name in self._states_by_place(logs):
             if (self._folder / name).exists():
@@ -131,10 +140,25 @@ class _Gathering:
                 )
         if not (self._folder / "parts").stat().st_size:
             return
-        with read_bundle(self._folder / "parts") as parts:
+        num_entries = sum(len(log.steps) for log in logs)
+        with self._read_parts() as parts:
             for kind in (model_pb2.EVIDENCE_KIND_INPUT, model_pb2.EVIDENCE_KIND_OUTPUT):
                 for part in parts.parts(kind):
-                    writer.add(part, _data(parts, part))
+                    if part.entry < num_entries:
+                        writer.add(part, _data(parts, part))
+
+    def _read_parts(self) -> Bundle:
+        """Where the interval is not all of the folder, more may be written to it, or its end was cut off with its worker."""
+        return read_bundle(self._folder / "parts", may_be_cut=self._num_statements is not None)
+
+    def _num_merges(self) -> int | None:
+        """Displacements that the statements say were taken in; None: all that are there."""
+        if self._num_statements is None:
+            return None
+        envelopes = (
+            parse_envelope(path.read_bytes(), MAX_COMMIT_BYTES) for path in self._numbered("statement", self._num_statements)
+        )
+        return sum(len(parse(model_pb2.Commit, one.payload, MAX_COMMIT_BYTES).merges) for one in envelopes)
 
     def _add_kept(self, writer: BundleWriter, between: Mapping[int, str]) -> dict[int, str]:
         """Those of these states that are kept; returns the others."""
@@ -153,10 +177,11 @@ class _Gathering:
         yield (0, 0), "begin"
         places = places_of_states([len(log.steps) for log in logs])
         for number, place in enumerate(places):
-            yield place, "end" if number == len(places) - 1 else f"anchor-{number}"
+            is_end = self._num_statements is None and number == len(places) - 1
+            yield place, "end" if is_end else f"anchor-{number}"
 
-    def _numbered(self, name: str) -> Iterable[Path]:
-        for number in count():
+    def _numbered(self, name: str, most: int | None) -> Iterable[Path]:
+        for number in count() if most is None else range(most):
             path = self._folder / f"{name}-{number}"
             if not path.exists():
                 return
@@ -202,7 +227,7 @@ class _Gathering:
         if port in prepared.config.input_edges:
             return prepared.samples.read_input(TRAIN_LANE, step.batch)
         if self._parts is None:
-            self._parts = read_bundle(self._folder / "parts")
+            self._parts = self._read_parts()
         part = self._parts.part(model_pb2.EVIDENCE_KIND_INPUT, entry=entry, batch=step.batch, port=port)
         spec = prepared.stage.inputs[port].spec
         payload = np.frombuffer(_data(self._parts, part), np.uint8).copy()

@@ -21,7 +21,7 @@ from dcnr import limits
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import NodeId
 from dcnr.v1 import data_pb2, local_pb2, model_pb2
-from pnode.evidence import closed_in, folders_in, forget, left_in
+from pnode.evidence import folders_in, forget, left_in, signed_in, told_by
 from pnode.home import read_whole
 from pnode.placing import Say
 from pnode.trail import MAX_MANIFESTS, Fetch
@@ -106,7 +106,7 @@ class Verdicts:
 
     async def _take(self, model: str, newest: str) -> None:
         """Raises DcnrError where the newest manifest cannot be read, or an older one cannot be read now; older ones that are gone tell nothing."""
-        unknown = await asyncio.to_thread(self._unknown) if model not in self._read else set[str]()
+        unknown = await asyncio.to_thread(self._unknown) if model not in self._read else []
         told: list[list[model_pb2.Contribution]] = []
         digest = newest
         while digest and digest != self._read.get(model) and len(told) < (MAX_BACK if unknown else MAX_MANIFESTS):
@@ -117,16 +117,17 @@ class Verdicts:
                     raise
                 break
             told.append([one for one in manifest.contributions if one.pnode_id == self._node_id])
-            unknown.difference_update(one.interval for one in told[-1])
+            named = {one.interval for one in told[-1]}
+            unknown = [names for names in unknown if named.isdisjoint(names)]
             digest = manifest.parent_digest
         for one in (one for some in reversed(told) for one in some):
             self._known.setdefault(one.replica, {})[one.interval] = Told(one.verdict, one.decided_unix_ms / 1000, _num_batches(one))
             self._settled.pop(one.replica, None)
         self._read[model] = newest
 
-    def _unknown(self) -> set[str]:
-        """Intervals of which an earlier life of this daemon kept evidence. Blocks."""
-        return {name for directory in folders_in(self._evidence) for name in closed_in(directory)}
+    def _unknown(self) -> list[list[str]]:
+        """Intervals of which an earlier life of this daemon kept evidence, each with its names. Blocks."""
+        return [names for directory in folders_in(self._evidence) for names in signed_in(directory).values()]
 
     async def _manifest(self, model: str, digest: str) -> model_pb2.Manifest:
         ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=model, digest=digest)
@@ -136,7 +137,7 @@ class Verdicts:
     async def _settle(self, replica: str, life: object | None, now_s: float, *, is_hosted: bool) -> None:
         """Tells the worker what it may let go, or lets it go where no replica of that name is hosted."""
         known, directory = self._known[replica], self._evidence / replica
-        kept = list(await asyncio.to_thread(closed_in, directory))
+        kept = [told_by(names, known) for names in (await asyncio.to_thread(signed_in, directory)).values()]
         spared = spared_of(kept, known, now_s)
         decided = [name for name in decided_of(kept, {name: one.verdict for name, one in known.items()}) if name not in spared]
         num_open = sum(one.verdict == Verdict.OPEN.value for one in known.values())
@@ -158,7 +159,8 @@ class Verdicts:
         """What replicas that are not here any more have left, and what of it goes since it takes too much."""
 
         def read() -> dict[str, tuple[dict[str, tuple[int, float]], int]]:
-            return {path.name: left_in(path, now_s - COUNT_S) for path in folders_in(self._evidence) if path.name not in hosted}
+            left = (path for path in folders_in(self._evidence) if path.name not in hosted)
+            return {path.name: left_in(path, now_s - COUNT_S, self._known.get(path.name, ())) for path in left}
 
         left = await asyncio.to_thread(read)
         num_bytes = sum(rest + sum(size for size, _ in whole.values()) for whole, rest in left.values())

@@ -194,31 +194,40 @@ class Bundle:
         return found
 
 
-def read_bundle(path: Path, bounds: BundleLimits = BundleLimits()) -> Bundle:
-    """The bundle in ``path``; headers are read, bytes are mapped. Raises Corrupt (``bad_bundle``) for the first rule broken, OSError."""
+def read_bundle(path: Path, bounds: BundleLimits = BundleLimits(), *, may_be_cut: bool = False) -> Bundle:
+    """The bundle in ``path``; headers are read, bytes are mapped. Raises Corrupt (``bad_bundle``) for the first rule broken, OSError.
+
+    ``may_be_cut``: a last part that is not whole counts as not there.
+    """
     with path.open("rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if not 0 < size_bytes <= bounds.total_bytes:
             raise _bad(f"{size_bytes} bytes")
         mapped = mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ)
     try:
-        return Bundle(mapped, _index(mapped, size_bytes, bounds))
+        return Bundle(mapped, _index(mapped, size_bytes, bounds, may_be_cut))
     except BaseException:
         mapped.close()
         raise
 
 
-def _index(data: mmap.mmap, size_bytes: int, bounds: BundleLimits) -> dict[PartKey, tuple[model_pb2.EvidencePart, int]]:
+def _index(
+    data: mmap.mmap, size_bytes: int, bounds: BundleLimits, may_be_cut: bool
+) -> dict[PartKey, tuple[model_pb2.EvidencePart, int]]:
     parts: dict[PartKey, tuple[model_pb2.EvidencePart, int]] = {}
     at = headers_bytes = 0
     while at < size_bytes:
         begin = at + _LENGTH_BYTES
         length = int.from_bytes(data[at:begin], "big")
+        if may_be_cut and begin + length > size_bytes:
+            break
         headers_bytes += length
         if not 0 < length <= MAX_HEADER_BYTES or begin + length > size_bytes or headers_bytes > bounds.header_bytes:
             raise _bad("a header without an end, or too many")
         part = _header(data[begin : begin + length])
         at = begin + length
+        if may_be_cut and part.size_bytes > size_bytes - at:
+            break
         if part.size_bytes > min(bounds.part_bytes, size_bytes - at):
             raise _bad(f"a part of {part.size_bytes} bytes")
         key = key_of(part)

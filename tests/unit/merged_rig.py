@@ -71,6 +71,8 @@ class Member:
             crowded=self.crowded.append,
         )
         self.named = list[str]()
+        self.left = list[str]()
+        """Statements of anchors: with each of them an interval ends where another replica goes on from it."""
         self.deltas = 0
 
     async def _capture(self, info: StateInfo) -> bytes:
@@ -127,6 +129,7 @@ class Member:
         log = await self.books.log(self.chain.state_digest)
         link = self.chain.close(anchor=digest_of(anchor), steps=digest_of(log))
         self.books.anchored(link.commit, log, anchor, self.info)
+        self.left.append(link.digest)
         return Anchor(anchor, digest_of(anchor), self.info, self.chain.commits)
 
     async def snapshot(self) -> None:

@@ -183,8 +183,8 @@ def _names_of_states(stated: Stated) -> dict[int, Digest]:
     names = {0: stated.exhibit.logs[0].begin_digest}
     names.update({entry: step.state_digest for entry, step in enumerate(stated.steps, start=1) if step.state_digest})
     last = stated.exhibit.statements[-1]
-    if isinstance(last, model_pb2.Commit) and last.state_digest and stated.steps:
-        names[len(stated.steps)] = last.state_digest
+    if isinstance(last, model_pb2.Commit) and stated.steps:
+        names[len(stated.steps)] = named_by(last)
     return {entry: Digest(name) for entry, name in names.items()}
 
 
