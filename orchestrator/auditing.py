@@ -33,6 +33,7 @@ from orchestrator.audit_memory import WRITE_S, AuditMemory, Remembered, proven_i
 from orchestrator.audit_messages import audit_task_of, challenge_of, unix_ms_of
 from orchestrator.audit_missing import Missing
 from orchestrator.audit_people import left_of, people_of
+from orchestrator.audit_shown import Shown
 from orchestrator.audits import AuditDesk
 from orchestrator.beginnings import Beginnings
 from orchestrator.chain import Chain
@@ -84,6 +85,7 @@ class Auditing:
         """Reports on tasks under way, one of each, that wait until the plans are read that their senders are held against."""
         self._reads_plans = False
         self._stirred = Signal()
+        self._shown = Shown(model, shared, self._stirred)
         self._others = OthersVerdicts(model, shared, job, self._stirred)
         self._group: asyncio.TaskGroup | None = None
         self.unshown: Callable[[Unshown], None] = lambda _: None
@@ -122,13 +124,10 @@ class Auditing:
         return None if self._desk is None else self._desk.asks(pnode_id, vnode) or self._rehab.asks(pnode_id, vnode)
 
     def answered(self, pnode_id: str, evidence: model_pb2.Evidence, bundle: Bundle | None) -> None:
-        """An answer to a challenge, from the session of that PNode. Raises Refused."""
-        if self._desk is None:
-            return  # not the holder any more
-        self._desk.answered(pnode_id, evidence.interval, bundle, self._shared.clock.monotonic())
-        kind = "evidence_brought" if bundle is not None else "evidence_missing"
-        self._say(kind, pnode_id, evidence.reason or "what it was asked for came", evidence.interval)
-        self._stirred.fire()
+        """An answer to a challenge, from the session of that PNode: what it names counts once it is found. Raises Refused."""
+        view = self._view()
+        if self._desk is not None and self._group is not None and view is not None and view.chain is not None:
+            self._shown.answered(self._desk, view.chain, pnode_id, evidence, bundle, self._group)
 
     def reported(self, report: Report, envelope: identity_pb2.Envelope | None = None) -> None:
         """An auditor's finding, verified; one that names senders waits until all plans of the job are known. Raises Refused, Stale."""
@@ -353,10 +352,12 @@ class Auditing:
         self._group.create_task(self._give(task, action, view.chain))
 
     async def _give(self, task: model_pb2.AuditTask, action: SendTask, chain: Chain | None) -> None:
-        """Has it audited, by the verifier or by whoever was chosen: nobody, while it cannot be read where the interval begins."""
+        """Has it audited, by the verifier or by whoever was chosen: nobody, while it cannot be read where the interval begins, or its evidence is gone."""
         eyes, nothing = self._shared.own_eyes, Report(task.task_id, task.pnode_id, action.interval, Word.UNREAD)
         try:
             task.first_statement = await self._beginnings.of(task.job_id, task.vnode, action.interval, chain)
+            if not action.is_verifier:
+                await self._shown.look(action.vnode, action.bundle)
             nothing = replace(nothing, word=Word.REFUSED)
             self._say("audit_asked", action.auditor, action.reason, action.interval, vnode=action.vnode)
             if not action.is_verifier:

@@ -14,6 +14,7 @@ from dataservice.memory import MemoryStore
 from dcnr.cli.watching import headline
 from dcnr.errors import NotFound
 from dcnr.graph import graph_digest
+from dcnr.ids import Digest, digest_of
 from dcnr.ports import StoredObject
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, model_pb2
@@ -85,8 +86,10 @@ def test_what_nobody_may_audit_is_told_with_what_to_do(monkeypatch: pytest.Monke
             runtime = holder.runtime
             await until(lambda: len(runtime.waits()) == len(VNODES), "what the PNodes did is to be audited")
             assert not job_view(runtime, "job-1", with_vnodes=False).held_up
+            bundle = Bundle(digest_of(b"evidence"), len(b"evidence"))
             for one in runtime.waits():
-                runtime.auditing.answered(one.accused, model_pb2.Evidence(interval=one.interval), Bundle("b" * 64, 1))
+                await made.store.put(keys.evidence(runtime.model, one.vnode, Digest(bundle.digest)), b"evidence")
+                runtime.auditing.answered(one.accused, model_pb2.Evidence(interval=one.interval), bundle)
             await until(lambda: bool(job_view(runtime, "job-1", with_vnodes=False).held_up), "the job says why it does not end")
             shown = job_view(runtime, "job-1", with_vnodes=False)
             assert "--verifier" in shown.held_up

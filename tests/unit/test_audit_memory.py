@@ -13,6 +13,7 @@ from audited_rig import NODES, Job, drawn, judged, name_of, piece
 from dataservice import keys
 from dataservice.memory import MemoryStore
 from dcnr.errors import NotFound
+from dcnr.ids import Digest, digest_of
 from dcnr.limits import SETTLING_DEADLINE_S
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2
@@ -57,6 +58,8 @@ POLICY = verify_chain(
     ]
 )
 EVIDENCE = name_of("evidence")
+BUNDLE_BYTES = b"evidence"
+BUNDLE = Bundle(digest_of(BUNDLE_BYTES), len(BUNDLE_BYTES))
 SECRET = next(
     secret
     for secret in (Secret(bytes([number]) * 32) for number in range(256))
@@ -270,11 +273,17 @@ class Holder:
                 self.shared.inventory.tick(CLOCK.monotonic())
                 await asyncio.sleep(0.02)
 
+    async def brings(self, accused: str, interval: str) -> None:
+        """An accused shows its evidence."""
+        vnode = self.view.chain.ledger.intervals[interval].vnode if self.view.chain is not None else ""
+        await self.shared.store.put(keys.evidence("m", vnode, Digest(BUNDLE.digest)), BUNDLE_BYTES)
+        self.auditing.answered(accused, model_pb2.Evidence(interval=interval), BUNDLE)
+
     async def audits(self, interval: str, accused: str) -> None:
         """The auditor is asked about an interval, and passes it."""
         await self.until(lambda: self.auditing.knows(interval) and bool(self.auditing.waits()), "a desk is there")
-        self.auditing.answered(accused, model_pb2.Evidence(interval=interval), Bundle("e" * 64, 1))
         count = len(self.tasks)
+        await self.brings(accused, interval)
         await self.until(lambda: len(self.tasks) > count, "the auditor is asked")
         assert self.tasks[-1].first_statement == interval, "behind which no commit lies"
         envelope = signed(interval, model_pb2.AUDIT_FINDING_PASS, self.tasks[-1].task_id)

@@ -12,7 +12,6 @@ from test_audit_memory import FIRST, Holder, store
 from dcnr.system import SystemClock
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.audit_case import AUDIT_S
-from orchestrator.audit_events import Bundle
 
 
 class SetClock(SystemClock):
@@ -38,7 +37,7 @@ def test_an_hour_of_the_wall_clock_takes_nothing_back_and_ends_no_audit(monkeypa
         await holder.looks()
         auditing = holder.auditing
         await holder.until(lambda: len(auditing.waits()) == 2, "both are asked for")
-        auditing.answered(NODES["x"], model_pb2.Evidence(interval=name_of("a-1")), Bundle("e" * 64, 1))
+        await holder.brings(NODES["x"], name_of("a-1"))
         await holder.until(lambda: bool(holder.tasks), "the auditor is asked")
         until_s = holder.tasks[-1].until_unix_ms / 1000 - clock.wall()
         assert AUDIT_S - 60.0 < until_s <= AUDIT_S, "as others read it"

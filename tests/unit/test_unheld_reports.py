@@ -12,7 +12,7 @@ from test_audit_memory import FIRST, Holder, opened, signed, store
 
 from dcnr.errors import DcnrError, Refused, Unavailable
 from dcnr.v1 import model_pb2
-from orchestrator.audit_events import Bundle, Sender
+from orchestrator.audit_events import Sender
 from trust.ledger import Verdict
 
 NUM_STRANGE = 300
@@ -39,7 +39,7 @@ def test_a_report_that_waits_for_plans_is_pushed_out_by_nobody_who_was_not_asked
         holder.view.head.plan_digest = name_of("plan")
         auditing, interval = holder.auditing, name_of("a-1")
         await holder.until(lambda: auditing.knows(interval) and bool(auditing.waits()), "a desk is there")
-        auditing.answered(NODES["x"], model_pb2.Evidence(interval=interval), Bundle("e" * 64, 1))
+        await holder.brings(NODES["x"], interval)
         await holder.until(lambda: bool(holder.tasks), "the auditor is asked")
         envelope = signed(interval, model_pb2.AUDIT_FINDING_PASS, holder.tasks[-1].task_id)
         asked = replace(opened(envelope), senders=(Sender("a", "a.0", NODES["x"]),))

@@ -9,7 +9,6 @@ from audited_rig import NODES, Job, drawn, judged, name_of, piece
 from test_audit_deadlines import NAME, desk, tasks_of
 from test_audit_memory import FIRST, Holder, store
 
-from dcnr.v1 import model_pb2
 from orchestrator.audit_case import LOOK_S, UNBEGUN, UNREAD_S
 from orchestrator.audit_events import Bundle, People, Report, Word
 from orchestrator.audits import AuditDesk
@@ -78,7 +77,7 @@ def test_no_auditor_hears_of_it() -> None:
         await holder.looks()
         holder.view = replace(holder.view, chain=await asyncio.to_thread(job.chain))
         await holder.until(lambda: bool(holder.auditing.waits()), "a desk is there")
-        holder.auditing.answered(NODES["x"], model_pb2.Evidence(interval=name_of("a-1")), Bundle("e" * 64, 1))
+        await holder.brings(NODES["x"], name_of("a-1"))
         await holder.until(lambda: any(UNBEGUN in one.why for one in holder.auditing.waits()), "what it waits for is said")
         assert holder.tasks == []
         await holder.dies()
