@@ -1,4 +1,4 @@
-"""What auditors said, and what is known to be true of it: who pays for a word that did not hold, and what has to be audited again because of that. Pure."""
+"""What auditors said, and what is known to be true of it: who pays for a word that did not hold, and what passed on the word of one of them. Pure."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class Accounts:
         self._shown_by: dict[str, str] = {}
         """By interval whose truth is known: the evidence that shows it."""
         self._paid: set[str] = set()
+        self.liars: set[str] = set()
+        """Who has passed what is wrong."""
         self._alone: tuple[frozenset[str], dict[str, str]] | None = None
         """What `passed_alone` found last, until something new is heard or known."""
 
@@ -64,15 +66,13 @@ class Accounts:
         self._truth[interval], self._shown_by[interval] = truth, bundle
         return before != (truth, bundle)
 
-    def settle(self) -> tuple[list[Pay], dict[str, str]]:
-        """Who pays now, each once, and what passed on the word alone of one that passed what is wrong, with the reason why it is audited again, however long
-        ago that was. Who slandered is found out like any other: what it passed is audited again while there is evidence to show.
-        """
+    def settle(self) -> list[Pay]:
+        """Who pays now, each once. Whoever pays is found out like any other: what it passed is audited again while there is evidence to show."""
         if len(self._truth) > 2 * MAX_HEARD or not self._heard:
             known = {one.interval for one in self._heard}
             self._truth = {name: truth for name, truth in self._truth.items() if name in known}
             self._shown_by = {name: bundle for name, bundle in self._shown_by.items() if name in known}
-        pays, again = list[Pay](), dict[str, str]()
+        pays = list[Pay]()
         alike = [one for one in self._heard if not one.bundle or self._shown_by.get(one.interval, "") in ("", one.bundle)]
         for auditor, payment in sorted(payments(alike, self._truth).items()):
             if auditor in self._paid:
@@ -85,7 +85,6 @@ class Accounts:
                 if (one.auditor, one.finding) == (auditor, wrong) and self._truth.get(one.interval) is untrue
             )  # fmt: skip
             pays.append(Pay(auditor, payment, told.interval, self._digests.get((told.interval, auditor), "")))
-            if payment is Payment.WAVED_THROUGH:  # who slandered has said nothing false of what it passed: see `passed_alone`
-                for name in sorted(audited_again(self._heard, self._truth, auditor)):
-                    again[name] = f"{auditor[:8]} passed it, and {payment.value}"
-        return pays, again
+            if payment is Payment.WAVED_THROUGH:
+                self.liars.add(auditor)
+        return pays

@@ -34,3 +34,8 @@ def audit_task_of(
 def unix_ms_of(until_s: float, clock: Clock) -> int:
     """A deadline by the monotonic clock, as others are told of it."""
     return int((clock.wall() + until_s - clock.monotonic()) * 1000)
+
+
+def past_s_of(unix_ms: int, clock: Clock) -> float:
+    """When that was by the monotonic clock; nothing has happened later than now."""
+    return clock.monotonic() - max(0.0, clock.wall() - unix_ms / 1000)

@@ -30,7 +30,7 @@ from orchestrator.audit_events import (
     Word,
 )  # fmt: skip
 from orchestrator.audit_memory import WRITE_S, AuditMemory, Remembered, proven_in, units_in
-from orchestrator.audit_messages import audit_task_of, challenge_of, unix_ms_of
+from orchestrator.audit_messages import audit_task_of, challenge_of, past_s_of, unix_ms_of
 from orchestrator.audit_missing import Missing
 from orchestrator.audit_people import left_of, people_of
 from orchestrator.audit_shown import Shown
@@ -242,7 +242,8 @@ class Auditing:
                 reports = [] if is_recalled else await memory.recall()
                 if memory is self._memory and self._desk is not None and not is_recalled:
                     self._recalled, is_recalled = reports, True
-                    self._desk.recalled([one.report for one in reports if not one.is_unit])
+                    told = [one for one in reports if not one.is_unit]
+                    self._desk.recalled([one.report for one in told], [past_s_of(one.heard_ms, self._shared.clock) for one in told])
                     for one in reports:
                         if one.is_unit:
                             self._rehab.recalled(one.report.auditor, one.report.interval)

@@ -204,10 +204,12 @@ class AuditDesk:
                     name, Verdict.FAILED, "its PNode signed two statements about one step", Cause.FAULT, evidence
                 )
 
-    def recalled(self, reports: Sequence[Report]) -> None:
-        """What earlier desks heard, oldest first: payments follow from it, and whoever is under doubt stays so. Whatever else they asked is asked anew."""
+    def recalled(self, reports: Sequence[Report], heard_s: Sequence[float]) -> None:
+        """What earlier desks heard, oldest first, and when: payments follow from it, and whoever is under doubt stays so. All else is asked anew."""
         self._accounts.recall(reports)
-        for report in reports:
+        for report, at_s in zip(reports, heard_s, strict=True):
+            if report.word is Word.PASS:
+                self._bundles.told(report.interval, at_s)
             case = self._cases.get(report.interval)
             if case is None or case.decision is not None or report.word is not Word.DOUBT or report.auditor in case.words:
                 continue
@@ -215,12 +217,12 @@ class AuditDesk:
                 case.words[report.auditor] = report
                 case.asked.add(report.auditor)
                 case.word_s, case.doubt_s = case.word_s or case.since_s, case.doubt_s or case.since_s
-        self._settle_accounts()
+        self._actions += self._accounts.settle()
 
     def proven(self, intervals: Mapping[str, str]) -> None:
         """These failed by evidence that this process has verified, whoever decided it; each with the bundle that shows it, if that is known."""
         if [name for name, bundle in intervals.items() if self._accounts.see(name, Truth.WRONG, bundle)]:
-            self._settle_accounts()
+            self._actions += self._accounts.settle()
 
     # What follows
 
@@ -300,22 +302,15 @@ class AuditDesk:
         case.decision = decision
         for task_id in list(case.tasks):
             self._end_task(case, task_id)
-        self._settle_accounts()
-
-    def _settle_accounts(self) -> None:
-        """Auditors whose word does not hold pay, and what passed on their word alone is audited again."""
-        pays, again = self._accounts.settle()
-        self._actions += pays
-        for name, reason in again.items():
-            if self._verdict(name) is Verdict.PASSED:
-                self._again[name] = Decision(name, Verdict.OPEN, reason)
+        self._actions += self._accounts.settle()
 
     def _draw_late(self, now_s: float) -> None:
         """Spared intervals behind a state that nobody can learn from, and those of who was found out since, are audited after all; what these passed, again."""
         for one in opened_late(self._ledger, self._people):
             self._again.setdefault(one.interval, one)
         for name, auditor in self._accounts.passed_alone(self._people.found_out).items():
-            if self._verdict(name) is Verdict.PASSED and self._bundles.take_again(name, now_s):
+            lied = auditor in self._accounts.liars
+            if self._verdict(name) is Verdict.PASSED and self._bundles.take_again(name, now_s, also_told=lied):
                 self._again.setdefault(name, Decision(name, Verdict.OPEN, f"{auditor[:8]} passed it, and was found out since"))
 
     def _advance(self, now_s: float) -> None:

@@ -161,7 +161,7 @@ def test_whoever_is_under_doubt_stays_so() -> None:
     desk = AuditDesk(SECRET, Separation(single_host=True), lambda: "0" * 32)
     desk.chronicle(job.chain().ledger, 5.0)
     doubt = Report("t" * 32, "auditor", name_of("a-1"), Word.DOUBT)
-    desk.recalled([doubt, replace(doubt, auditor=NODES["x"]), replace(doubt, interval="9" * 64)])
+    desk.recalled([doubt, replace(doubt, auditor=NODES["x"]), replace(doubt, interval="9" * 64)], [0.0] * 3)
     [found] = desk.doubts()
     assert (found.accused, found.auditor, found.at_s) == (NODES["x"], "auditor", 5.0)
     desk.check()
@@ -203,7 +203,7 @@ def test_evidence_of_two_stories_is_none_that_a_pass_or_a_unit_was_wrong(is_equi
     proven = proven_in(told, job.chain(), standings.has_seen_wrong)
     desk = AuditDesk(SECRET, Separation(single_host=True), lambda: "0" * 32)
     desk.chronicle(job.chain().ledger, 5.0)
-    desk.recalled([told[0].report])
+    desk.recalled([told[0].report], [0.0])
     desk.proven(dict.fromkeys(proven, ""))
     pays = [one.auditor for one in desk.take() if isinstance(one, Pay)]
     assert (pays, [right for _, right in units_in(told, job.chain(), dict.fromkeys(proven, ""))]) == (
@@ -225,7 +225,7 @@ def test_a_pass_is_held_against_what_the_same_evidence_shows(passed: str, failed
     }
     desk = AuditDesk(SECRET, Separation(single_host=True), lambda: "0" * 32)
     desk.chronicle(job.chain().ledger, 5.0)
-    desk.recalled([word])
+    desk.recalled([word], [0.0])
     desk.proven(wrong)
     assert bool([one for one in desk.take() if isinstance(one, Pay)]) is pays
     assert [right for _, right in units_in(told, job.chain(), wrong)] == ([False] if pays else [])
@@ -331,11 +331,15 @@ def test_a_successor_finds_the_lie_that_only_its_predecessor_heard() -> None:
         await asyncio.to_thread(lambda: job.named(decisions=[fault]))
         second = Holder(SECOND, place, job)
         assert second.state() is State.ACTIVE
+        second.joins(NODES["y"])
         second.shared.standings.verified((EVIDENCE, NODES["x"], name_of("a-1")))
         await second.looks()
         await second.until(lambda: second.state() is State.QUARANTINED, "the lie is found")
-        again = [one for one in second.auditing.decisions(second.view) if one.verdict is Verdict.OPEN]
-        assert [one.interval for one in again] == [name_of("b-1")], "what passed on its word alone is open again"
+
+        def again() -> list[str]:
+            return [one.interval for one in second.auditing.decisions(second.view) if one.verdict is Verdict.OPEN]
+
+        await second.until(lambda: again() == [name_of("b-1")], "what passed on its word alone is open again")
         await second.looks(epoch=2)
         await second.until(lambda: bool(second.auditing.decisions(second.view)), "the next term finds it too")
         assert second.shared.standings.of(AUDITOR.node_id, CLOCK.wall()).num_quarantines == 1, (

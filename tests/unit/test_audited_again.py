@@ -83,6 +83,7 @@ class Desk:
                             self.desk.verified(action.interval, action.auditor, self.now_s, proven=self.proves, part="loss")
                         case Pay():
                             self.paid.append(action.auditor)
+                            self.finds_out(action.auditor)
             self.tells()
         return [self.intervals[name].verdict for name in NAMES if name in self.intervals]
 
@@ -152,6 +153,39 @@ def test_who_slanders_once_takes_nothing_back_that_it_passed_long_ago() -> None:
     assert world.rounds(finds={("a0", NAMES[2]): Word.FAULT}) == [Verdict.PASSED] * 3
     assert world.paid == ["a0"]
     assert sorted(world.asked) == [(0, "a0"), (1, "a0"), (2, "a0"), (2, "v")]
+
+
+@pytest.mark.parametrize("after_s", [0.0, AGAIN_S])
+def test_who_waves_one_through_takes_back_nothing_of_which_the_evidence_may_be_gone(after_s: float) -> None:
+    """For the price of one wrong interval of a friend an auditor had everything sent back that it had ever passed alone: days of work of honest people."""
+    world = Desk(num_batches=3)
+    assert world.rounds(2) == [Verdict.PASSED, Verdict.PASSED, Verdict.OPEN]
+    del world.intervals[NAMES[2]]
+    world.desk.chronicle(Ledger({}, dict(world.intervals)), world.now_s)
+    world.now_s += after_s
+    world.tells()
+    found = world.rounds(finds={("v", NAMES[2]): Word.FAULT})
+    assert (world.paid, found) == (["a0"], [Verdict.PASSED, Verdict.PASSED, Verdict.FAILED])
+    again = {at for at, auditor in world.asked if at < 2 and auditor == "v"}
+    assert again == (set() if after_s else {0, 1}), "what it passed lately is audited again"
+
+
+def test_a_successor_has_audited_again_what_a_liar_passed_lately_and_nothing_older() -> None:
+    """The store still has that evidence, and whose work it was its name."""
+    world = Desk(verifiers=(), candidates=ACCUSED | AUDITORS)
+    world.desk = AuditDesk(SECRET, Separation(single_host=True), lambda: "0" * 32)
+    verdicts = (Verdict.PASSED, Verdict.PASSED, Verdict.FAILED)
+    world.intervals = {
+        name: Interval(name, at, "a", "a.0", "accused", IntervalSet.span(at, at + 1), verdict)
+        for at, (name, verdict) in enumerate(zip(NAMES, verdicts, strict=True))
+    }
+    world.desk.chronicle(Ledger({}, dict(world.intervals)), AGAIN_S)
+    passes = [Report("t" * 32, "a0", name, Word.PASS, digest="d" * 64) for name in NAMES]
+    world.desk.recalled(passes, [-1.0, 1.0, 2.0])
+    world.desk.proven({NAMES[2]: ""})
+    assert [one.auditor for one in world.desk.take() if isinstance(one, Pay)] == ["a0"]
+    world.desk.tick(replace(world.people, found_out=frozenset({"a0", "a1"})), AGAIN_S)
+    assert [(one.interval, one.verdict) for one in world.desk.decisions()] == [(NAMES[1], Verdict.OPEN)]
 
 
 def test_what_another_one_has_passed_too_stays() -> None:
@@ -264,11 +298,11 @@ def test_what_is_shown_later_blames_nobody_who_passed_what_was_shown_before() ->
     accounts, name = Accounts(), NAMES[0]
     accounts.heard(Report("t" * 32, "a0", name, Word.PASS, digest="d" * 64, bundle=BUNDLE.digest), is_canary=False)
     accounts.see(name, Truth.WRONG, "c" * 64)
-    assert accounts.settle() == ([], {})
+    assert accounts.settle() == []
     accounts.recall([Report("t" * 32, "a1", name, Word.PASS, digest="e" * 64, bundle="c" * 64)])
-    assert [one.auditor for one in accounts.settle()[0]] == ["a1"]
+    assert [one.auditor for one in accounts.settle()] == ["a1"]
     accounts.see(name, Truth.WRONG, BUNDLE.digest)
-    assert [one.auditor for one in accounts.settle()[0]] == ["a0"]
+    assert [one.auditor for one in accounts.settle()] == ["a0"]
 
 
 def test_the_store_keeps_evidence_for_longer_than_it_is_opened_again() -> None:
@@ -280,8 +314,8 @@ def test_of_evidence_the_oldest_is_forgotten() -> None:
     for number in range(MAX_BUNDLES + 1):
         found.came(str(number), BUNDLE, 0.0)
     assert found.of("0") is None
-    assert not found.take_again("0", 1.0)
+    assert not found.take_again("0", 1.0, also_told=True)
     assert found.of("1") is BUNDLE
-    assert found.take_again("1", AGAIN_S)
-    assert not found.take_again("1", 1.0)
-    assert not found.take_again("2", AGAIN_S + 1)
+    assert found.take_again("1", AGAIN_S, also_told=False)
+    assert not found.take_again("1", 1.0, also_told=False)
+    assert not found.take_again("2", AGAIN_S + 1, also_told=False)
