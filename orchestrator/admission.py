@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from dataservice import keys
@@ -34,12 +35,13 @@ KEPT: Final = (
 
 
 async def admit(
-    envelope: identity_pb2.Envelope, *, policy: NetworkPolicy, store: ObjectStore, loader: ViewLoader, wall_unix_ms: int
-) -> tuple[model_pb2.JobRequest, bool]:
-    """The stored request and whether it was there before.
+    envelope: identity_pb2.Envelope, *, policy: NetworkPolicy, store: ObjectStore, loader: ViewLoader, wall_unix_ms: int,
+    newest: Callable[[str], model_pb2.Manifest | None] = lambda _: None,
+) -> tuple[model_pb2.JobRequest, bool]:  # fmt: skip
+    """The stored request and whether it was there before. ``newest``: the manifest under a model's head, as far as it is known.
 
-    Raises Refused (``unsigned_job``, ``wrong_network``, ``component_not_allowed``), InvalidInput, NotFound (an object it names is not in the
-    store), Stale (``job_id_taken``), Unavailable.
+    Raises Refused (``unsigned_job``, ``wrong_network``, ``component_not_allowed``, ``not_cleared``, ``taken_back``), InvalidInput, NotFound (an object it names
+    is not in the store), Stale (``job_id_taken``), Unavailable.
     """
     request = policy.open_job_request(envelope)
     check_name(request.job_id)
@@ -51,7 +53,7 @@ async def admit(
         raise InvalidInput("the request has expired", code="request_expired")
     data = envelope.SerializeToString(deterministic=True)
     facts = await _facts(loader, data)
-    await _check(facts, policy, store, loader)
+    await _check(facts, policy, store, loader, newest(request.model))
     await store.put(keys.model_index(request.model), b"")
     reached("index.stored")
     found = await put_once(store, keys.job_request(request.model, request.job_id), data)
@@ -117,7 +119,9 @@ async def _facts(loader: ViewLoader, data: bytes) -> JobFacts:
         raise NotFound("the graph is not in the store", code="no_graph", remedy="upload it before the request") from error
 
 
-async def _check(facts: JobFacts, policy: NetworkPolicy, store: ObjectStore, loader: ViewLoader) -> None:
+async def _check(
+    facts: JobFacts, policy: NetworkPolicy, store: ObjectStore, loader: ViewLoader, newest: model_pb2.Manifest | None
+) -> None:
     request, graph = facts.request, facts.graph
     if graph.name != request.model:
         raise InvalidInput(f"the graph is of model {graph.name!r}, the request of {request.model!r}", code="wrong_model")
@@ -135,11 +139,11 @@ async def _check(facts: JobFacts, policy: NetworkPolicy, store: ObjectStore, loa
     if request.unit_batches < 1 or request.num_batches < 1:
         raise InvalidInput("a job has at least one batch and a unit of at least one", code="bad_request")
     check_rate(request.batches_per_s)
-    await _check_manifest(facts, store, loader)
+    await _check_manifest(facts, store, loader, newest)
     _check_dataset(facts, await _dataset(facts, store))
 
 
-async def _check_manifest(facts: JobFacts, store: ObjectStore, loader: ViewLoader) -> None:
+async def _check_manifest(facts: JobFacts, store: ObjectStore, loader: ViewLoader, newest: model_pb2.Manifest | None) -> None:
     request = facts.request
     try:
         manifest, _ = await loader.manifest(request.model, request.initial_manifest_digest)
@@ -149,6 +153,7 @@ async def _check_manifest(facts: JobFacts, store: ObjectStore, loader: ViewLoade
     if wanted != found:
         raise InvalidInput(f"the initial manifest does not fit the graph: {sorted(wanted ^ found)}", code="wrong_manifest")
     _check_cleared(manifest)
+    _check_stands(manifest, newest)
     await _check_weights(facts, manifest, loader)
     for entry in manifest.entries:
         checkpoint = entry.working[0]
@@ -169,6 +174,16 @@ def _check_cleared(manifest: model_pb2.Manifest) -> None:
         raise Refused(
             f"manifest {manifest.number} holds training that no audit has cleared: of {', '.join(waiting[:MAX_NAMED])}", code="not_cleared",
             remedy="go on from that with which a job completed: dcnr job list names jobs, dcnr job watch JOB prints its manifest whole", vnode=waiting[0],
+        )  # fmt: skip
+
+
+def _check_stands(manifest: model_pb2.Manifest, newest: model_pb2.Manifest | None) -> None:
+    """Nothing of it was taken back since; what is taken back while the job is queued ends it (`orchestrator.jobs.next_change`)."""
+    taken_back = frozenset(newest.retracted if newest is not None else ())
+    if back := [entry.vnode for entry in manifest.entries if entry.working[0].digest in taken_back]:
+        raise Refused(
+            f"states of manifest {manifest.number} were taken back: of {', '.join(back[:MAX_NAMED])}", code="taken_back",
+            remedy="go on from another manifest: dcnr job list --json names that of each job", vnode=back[0],
         )  # fmt: skip
 
 

@@ -150,7 +150,8 @@ class Decider:
         await self._ends.write(view)
         if self._jobs_read_at() < term.since:
             return
-        change = next_change(view.head, self._jobs.records, self._progress(view, term, now), int(self._clock.wall() * 1000))
+        wall_ms, taken_back = int(self._clock.wall() * 1000), view.manifest.retracted if view.manifest is not None else ()
+        change = next_change(view.head, self._jobs.records, self._progress(view, term, now), wall_ms, taken_back)
         if waits_for_time(change, self._clock) or (_completes(change) and await self.naming.lacks_newest(view)):
             change = None  # finished means durable: what is lost comes again first
         if change is not None:

@@ -186,10 +186,12 @@ class JobBook:
                 return None
             return JobRecord(job_id, requested_at, None, "", problem=f"its request is not valid: {error.message}")
         problem = lacks = ""
+        begins_with = frozenset[str]()
         try:
             facts = await self._loader.job(self._model, job_id)
             if facts.request.initial_manifest_digest:
-                await self._loader.manifest(self._model, facts.request.initial_manifest_digest)
+                manifest, _ = await self._loader.manifest(self._model, facts.request.initial_manifest_digest)
+                begins_with = frozenset(entry.working[0].digest for entry in manifest.entries if entry.working)
         except Unavailable as error:
             if error.code != LACKING:
                 raise
@@ -202,7 +204,7 @@ class JobBook:
             if error.code in UNSIGNED and (not counts or self._may_be_signed(job_id)):
                 return None
             problem = f"it cannot run: {error.message}"
-        return JobRecord(job_id, requested_at, request, digest, problem=problem, lacks=lacks)
+        return JobRecord(job_id, requested_at, request, digest, begins_with, problem=problem, lacks=lacks)
 
     def _follow_policy(self) -> None:
         """By another network document what was unsigned may be signed."""

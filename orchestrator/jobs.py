@@ -36,6 +36,8 @@ class JobRecord:
     request: model_pb2.JobRequest | None
     """None: the stored bytes are no valid request."""
     request_digest: str
+    begins_with: frozenset[str] = frozenset()
+    """Digests of the states that it begins with, as far as they are known."""
     problem: str = ""
     """Why it can never run: bad signature, missing graph, ..."""
     lacks: str = ""
@@ -73,8 +75,17 @@ class Progress:
         return all(self.durable.get(name, IntervalSet.empty()).is_exactly(0, self.num_batches) for name in self.stateful)
 
 
-def next_change(head: model_pb2.Head, jobs: Mapping[str, JobRecord], progress: Progress | None, wall_unix_ms: int) -> Change | None:
-    """The next step of the active job, else the end of a queued job, else the activation of the one that waits longest."""
+def next_change(
+    head: model_pb2.Head,
+    jobs: Mapping[str, JobRecord],
+    progress: Progress | None,
+    wall_unix_ms: int,
+    taken_back: Iterable[str] = (),
+) -> Change | None:
+    """The next step of the active job, else the end of a queued job, else the activation of the one that waits longest.
+
+    ``taken_back``: states of which the manifest under the head says so.
+    """
     ended = frozenset(item.job_id for item in jobs.values() if item.end is not None)
     active = head.active
     if active.job_id:
@@ -87,7 +98,7 @@ def next_change(head: model_pb2.Head, jobs: Mapping[str, JobRecord], progress: P
         key=lambda item: (item.requested_at, item.job_id),
     )
     for record in queue:
-        outcome = _queued_end(record, wall_unix_ms)
+        outcome = _queued_end(record, wall_unix_ms) or _beginning_gone(record, taken_back)
         if outcome is not None:
             return Decide(outcome.SerializeToString(deterministic=True), ended)
     first = next((item for item in queue if not item.lacks and not is_paused(item.pause)), None)
@@ -162,6 +173,13 @@ def _queued_end(record: JobRecord, wall_unix_ms: int) -> model_pb2.Outcome | Non
     if expires and wall_unix_ms >= expires:
         return _outcome(record.job_id, model_pb2.JOB_STATE_EXPIRED, "", "still queued at its expiry")
     return None
+
+
+def _beginning_gone(record: JobRecord, taken_back: Iterable[str]) -> model_pb2.Outcome | None:
+    """What a job begins with counts as cleared from then on: nothing may be in it that was taken back while the job was queued."""
+    if record.begins_with.isdisjoint(taken_back):
+        return None
+    return _outcome(record.job_id, model_pb2.JOB_STATE_FAILED, "", "states that it would begin with were taken back")
 
 
 def _active(head: model_pb2.Head, record: JobRecord, progress: Progress | None, ended: frozenset[str]) -> Change | None:

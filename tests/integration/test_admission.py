@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from orchestrator_parts import BATCHES, stage
-from runtime_rig import CLOCK, JOB, MAINTAINER, MODEL, World
+from runtime_rig import CLOCK, JOB, MAINTAINER, MODEL, World, until, world
 
 from dataservice import keys
 from dataservice.dataset_manifest import FieldSpec, parse_manifest
@@ -70,6 +70,68 @@ def test_a_job_is_built_from_what_the_network_allows_and_from_nothing_else() -> 
                 assert "use one of mean_pool" in refused.value.remedy
                 assert "dcnr network amend --add-component" in refused.value.remedy
         assert not (await admit(wish, policy=policy, store=made.store, loader=loader, wall_unix_ms=0))[1]
+
+    asyncio.run(story())
+
+
+def test_no_job_is_admitted_on_a_state_that_was_taken_back() -> None:
+    """It was cleared by the manifest that the request names, and a newer one has found it wrong."""
+
+    async def story() -> None:
+        made = World(1, 0)
+        loader = made.orchestrators[0].runtime.loader
+        wish = await stage(made.store, made.policy, MAINTAINER, MODEL, CLOCK, JOB)
+        request = model_pb2.JobRequest.FromString(wish.payload)
+        manifest, _ = await loader.manifest(MODEL, request.initial_manifest_digest)
+        begun = manifest.entries[1].working[0].digest
+        for retracted in ([begun], ["0" * 64]):
+            newest = model_pb2.Manifest(retracted=retracted)
+            admitted = admit(
+                wish, policy=made.policy, store=made.store, loader=loader, wall_unix_ms=0, newest=lambda _, known=newest: known
+            )
+            if begun in retracted:
+                with pytest.raises(Refused, match=manifest.entries[1].vnode) as refused:
+                    await admitted
+                assert refused.value.code == "taken_back"
+                assert made.store.peek(keys.job_request(MODEL, JOB)) is None
+            else:
+                assert (await admitted)[0] == request
+
+    asyncio.run(story())
+
+
+def test_a_queued_job_whose_states_were_taken_back_ends_while_another_one_runs() -> None:
+    async def story() -> None:
+        async with world(workers=0) as made:
+            wishes = list[identity_pb2.Envelope]()
+            for job in ("job-1", "job-2"):
+                request = model_pb2.JobRequest.FromString(
+                    (await stage(made.store, made.policy, MAINTAINER, MODEL, CLOCK, job)).payload
+                )
+                loader = made.orchestrators[0].runtime.loader
+                manifest = model_pb2.Manifest()
+                manifest.CopyFrom((await loader.manifest(MODEL, request.initial_manifest_digest))[0])
+                manifest.retracted[:] = [manifest.entries[0].working[0].digest]
+                sealed = seal(identity_pb2.DOMAIN_MANIFEST, manifest, MAINTAINER)
+                request.initial_manifest_digest = digest_of_envelope(sealed)
+                await made.store.put(
+                    keys.manifest(MODEL, request.initial_manifest_digest), sealed.SerializeToString(deterministic=True)
+                )
+                wishes.append(seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER))
+            runtime = made.orchestrators[0].runtime
+            for wish in wishes:
+                await admit(wish, policy=made.policy, store=made.store, loader=loader, wall_unix_ms=0)
+                runtime.refresh_jobs.fire()
+                if wish is wishes[0]:
+                    await until(
+                        lambda: runtime.is_holder and runtime.view is not None and bool(runtime.view.head.active.job_id),
+                        "the first one begins",
+                    )
+            await until(lambda: made.end("job-2") is not None, "the second one ends")
+            ended = made.end("job-2")
+            assert ended is not None
+            assert (ended.state, made.end("job-1")) == (model_pb2.JOB_STATE_FAILED, None)
+            assert "taken back" in ended.reason
 
     asyncio.run(story())
 

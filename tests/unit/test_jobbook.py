@@ -234,6 +234,14 @@ def test_a_job_that_begins_with_what_others_signed_waits_for_the_network_documen
     assert "cannot run" in shelf.book.records["new"].problem
 
 
+def test_with_which_states_a_queued_job_begins_is_known() -> None:
+    """Where one of them is taken back meanwhile it is never begun (`orchestrator.jobs`)."""
+    shelf = Shelf()
+    shelf.submit("next", ALICE, begins_with=shelf.manifest(0, ALICE))
+    shelf.refresh()
+    assert shelf.book.records["next"].begins_with == {"5" * 64}
+
+
 def test_while_nothing_is_known_of_a_job_that_waits_no_state_goes() -> None:
     """What it begins with was condemned, and deleted five minutes later: it was accepted, and could never run."""
     shelf = Shelf()

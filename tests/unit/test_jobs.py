@@ -287,3 +287,15 @@ def test_who_lacks_something_of_a_job_decides_nothing_until_the_job_needs_nobody
     served = replace(unread, end=done)
     assert lacking(head(), {"j1": served}, "j1", 0) == "lacks component mix", "its weights are served"
     assert not lacking(head(), {"j1": served, "j2": other}, "j1", 0), "what is to run comes first"
+
+
+def test_what_begins_on_a_state_that_was_taken_back_since_fails_also_while_another_job_runs() -> None:
+    """It was cleared when the job was queued; begun on, what an audit had found wrong would have counted as cleared for ever."""
+    jobs = {"j2": record("j2", begins_with=frozenset(("s1", "s2"))), "j3": record("j3", 2.0, begins_with=frozenset(("s3",)))}
+    for made in (head(), head(RUNNING)):
+        ended = outcome(next_change(made, jobs, None, 0, taken_back=["s0", "s2"]))
+        assert (ended.job_id, ended.state) == ("j2", model_pb2.JOB_STATE_FAILED)
+        assert "taken back" in ended.reason
+    assert next_change(head(), jobs, None, 0, taken_back=["s0"]) == Activate("j2", "r0", "m0")
+    active = {"j1": replace(jobs["j2"], job_id="j1")}
+    assert next_change(head(RUNNING), active, None, 0, taken_back=["s2"]) is None, "what runs is judged by its own audits"
