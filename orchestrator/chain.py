@@ -77,7 +77,9 @@ class Chain:
         return tuple(sorted((*self.open_intervals(), *self.left_open()), key=lambda one: one.number))
 
     def crowded(self) -> frozenset[tuple[str, str]]:
-        """PNodes, each with a VNode, of whose work there so much is to be judged that nothing more of theirs is named there until less is (`MAX_TO_JUDGE`)."""
+        """PNodes, each with a VNode, of whose work there so much is to be judged that no record of theirs is taken in there until less is (`MAX_TO_JUDGE`).
+        What they contribute is in records of others, which is no reason to hold these up: who goes on with that loses its place (`orchestrator.contribution`).
+        """
         num = Counter((one.pnode_id, one.vnode) for one in self.to_judge())
         return frozenset(who for who, count in num.items() if count > MAX_TO_JUDGE)
 

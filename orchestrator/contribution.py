@@ -9,6 +9,9 @@ A primary that does not come to work at all, whether its PNode says why or not, 
 least. That is what a download or a restore takes that goes on; whoever waits for room on its disk, or for something that only it cannot reach, waits no longer
 than this where somebody else could do the work. A machine whose owner has paused it, that leaves, or that is out of reach, is no matter of patience: plans
 place nothing there.
+
+A contributor is of no use either where it goes on though far more of its work waits for audits than an honest replica lets there be: its VNode is cleared, and
+its job completed, no sooner than they are done.
 """
 
 from __future__ import annotations
@@ -72,6 +75,8 @@ class Contributions:
         self._stints: dict[tuple[str, str], _Stint] = {}
         self._useless: dict[tuple[str, str], tuple[float, str]] = {}
         """By node and VNode: when it was found, and why."""
+        self._buried: dict[tuple[str, str], tuple[float, int]] = {}
+        """By PNode and VNode: since when so much of it is to be judged, and its newest interval of the time in which it may not have known that yet."""
         self._looked_at: float | None = None
 
     def look(self, view: ModelView, report: Report, nodes: Mapping[str, NodeRecord], now: float, now_wall: float) -> list[Useless]:
@@ -89,7 +94,7 @@ class Contributions:
         sizes = {cost.vnode: cost.state_bytes for cost in job.costs}
         excused = view.chain.crowded() if view.chain is not None else frozenset[tuple[str, str]]()
         stints: dict[tuple[str, str], _Stint] = {}
-        found: list[Useless] = []
+        found = self._burying(view, excused, now)
         for item in plan.assignments:
             if item.role != model_pb2.ROLE_PRIMARY:
                 continue
@@ -118,6 +123,27 @@ class Contributions:
                 found.append(Useless(item.pnode_id, item.vnode, item.replica, reason, came_to_work=False))
         self._stints = stints
         self._useless.update(((one.node_id, one.vnode), (now, one.reason)) for one in found)
+        return found
+
+    def _burying(self, view: ModelView, crowded: frozenset[tuple[str, str]], now: float) -> list[Useless]:
+        """Contributors of which more waits for audits than is taken in of a primary, and which still bring more: an honest replica has stopped by then. Their
+        deltas are named with the checkpoints of others, who have nothing to do with that.
+        """
+        self._buried = {key: known for key, known in self._buried.items() if key in crowded}
+        newest: dict[tuple[str, str], int] = {}
+        for one in view.chain.to_judge() if view.chain is not None and crowded else ():
+            newest[one.pnode_id, one.vnode] = one.number
+        found: list[Useless] = []
+        for item in view.plan.assignments if view.plan is not None and crowded else ():
+            key = (item.pnode_id, item.vnode)
+            if item.role == model_pb2.ROLE_PRIMARY or key not in crowded:
+                continue
+            since, known = self._buried.get(key, (now, newest[key]))
+            self._buried[key] = (since, newest[key] if now <= since + PATIENCE_S else known)
+            if newest[key] > self._buried[key][1]:
+                self._buried[key] = (now, newest[key])
+                reason = f"{item.replica} goes on though more of its work waits for audits than an honest replica lets there be"
+                found.append(Useless(item.pnode_id, item.vnode, item.replica, reason))
         return found
 
     def unshown(self, one: Unshown, now: float) -> Useless | None:

@@ -78,6 +78,27 @@ def test_whoever_is_not_taken_in_for_its_open_intervals_is_not_useless() -> None
         assert len(found) == useless
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "useless"),
+    [(MAX_TO_JUDGE + 5, 1, ["a.1"]), (MAX_TO_JUDGE + 5, 0, []), (MAX_TO_JUDGE - 3, 3, [])],
+    ids=["goes on", "stops as an honest one does", "has few open"],
+)
+def test_a_contributor_that_goes_on_with_much_open_loses_its_place(first: int, then: int, useless: list[str]) -> None:
+    """A delta of each batch is an audit of each: the VNode was not cleared, and its job ended before they were done. Who merges it in is not to blame."""
+    request = model_pb2.JobRequest(job_id="j", num_batches=100, checkpoint_s=1.0)
+    job = JobFacts(request, "0" * 64, model_pb2.ModelGraph(), b"", (), ())  # type: ignore[arg-type]
+    plan = model_pb2.Plan(job_id="j")
+    plan.assignments.add(replica="a.0", vnode="a", pnode_id="primary", role=model_pb2.ROLE_PRIMARY)
+    plan.assignments.add(replica="a.1", vnode="a", pnode_id=PNODE.node_id, role=model_pb2.ROLE_CONTRIBUTOR)
+    head = model_pb2.Head(active=model_pb2.ActiveJob(job_id="j", state=model_pb2.JOB_STATE_RUNNING))
+    contributions, found = Contributions(), list[str]()
+    for at in range(int(PATIENCE_S) + 10):
+        chain = chain_with(first + then * (at > PATIENCE_S))
+        view = ModelView("m", head, b"", plan=plan, manifest=model_pb2.Manifest(), job=job, chain=chain)
+        found += [one.replica for one in contributions.look(view, lambda _: None, {}, float(at), 0.0)]
+    assert found == useless
+
+
 def test_who_has_a_hundred_open_keeps_nobody_waiting_who_has_one() -> None:
     intervals = [Interval(digest_of(f"{at}".encode()), at, "a", "a.0", "many", SPAN(at, at + 1), Verdict.OPEN) for at in range(100)]
     intervals += [
