@@ -41,6 +41,7 @@ LACKING: Final = 2
 SETTLED: Final = frozenset((Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIABLE))
 """What a case ends with."""
 UNBEGUN: Final = "the store does not have the commits that say where it begins"
+UNCLEAR: Final = "its evidence does not show what was done"
 UNPROVEN: Final = "the verifier found a fault that its record does not prove"
 
 
@@ -156,7 +157,7 @@ def weighed(case: Case, *, can_look: bool, wanted: int = 1, gives_up: bool = Fal
     if Word.UNVERIFIABLE in own or (lacks >= LACKING and not passes and not doubts):
         if can_look and not gives_up:
             return 1, True
-        return Decision(name, Verdict.UNVERIFIABLE, "its evidence does not show what was done", Cause.UNVERIFIABLE)
+        return Decision(name, Verdict.UNVERIFIABLE, UNCLEAR, Cause.UNVERIFIABLE)
     if doubts:
         if passes >= REAUDITORS:
             return Decision(name, Verdict.PASSED, f"{REAUDITORS} others found nothing")

@@ -162,7 +162,7 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Unshown:
-    """An accused that was here has shown no evidence in the whole of its time: ``num`` intervals of that VNode in a row."""
+    """An accused that was here has shown nothing of what it did, in the whole of its time or with what it brought: ``num`` intervals of that VNode in a row."""
 
     pnode_id: str
     vnode: str

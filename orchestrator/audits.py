@@ -9,7 +9,6 @@ everything. Every open interval is decided, or has an owner and a deadline (`wai
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from orchestrator.audit_case import (
     CHALLENGE_S,
     LOOK_S,
     MAX_DOUBLED,
+    UNCLEAR,
     Asked,
     Case,
     doubt_of,
@@ -46,11 +46,11 @@ from orchestrator.audit_events import (
     Report,
     SendChallenge,
     SendTask,
-    Unshown,
     VerifyRecord,
     Wait,
     Word,
 )
+from orchestrator.audit_lapses import Lapses
 from orchestrator.audit_order import chosen, in_turns
 from orchestrator.audited_late import opened_late
 from trust.auditors import Choice
@@ -91,8 +91,7 @@ class AuditDesk:
         """Intervals that failed by a proof of their own."""
         self._unnamed: dict[str, str] = {}
         """Statements that no manifest names yet, with the evidence against them."""
-        self._unshown: dict[tuple[str, str], tuple[int, float]] = {}  # by PNode and VNode: how often in a row, and when last
-        """By PNode and VNode: intervals in a row for which it showed no evidence though it was here."""
+        self._lapses = Lapses()
         self._num_sent, self._served = 0, dict[str, int]()
         """Audits given out, and which of them was the last of each PNode that has an interval open."""
         self._actions: list[Action] = []
@@ -139,7 +138,7 @@ class AuditDesk:
             raise Refused("evidence that this PNode was not asked for", code="not_challenged")
         if bundle is not None and case.bundle is None and case.decision is None:
             case.bundle = bundle
-            self._unshown.pop((pnode_id, case.interval.vnode), None)
+            self._lapses.brought(case.interval)
             self._bundles.came(interval, bundle, now_s)
             case.until_s = now_s
             self._advance(now_s)
@@ -267,6 +266,7 @@ class AuditDesk:
 
     def _close(self, name: str) -> None:
         case = self._cases.pop(name)
+        self._lapses.closed(name)
         for task_id in list(case.tasks):
             self._end_task(case, task_id)
 
@@ -332,17 +332,17 @@ class AuditDesk:
         if now_s >= case.until_s:
             reason = f"its PNode showed no evidence within {now_s - case.since_s:.0f} s"
             self._actions.append(Late(one.pnode_id, one.name))
-            num, last_s = self._unshown.get((one.pnode_id, one.vnode), (0, -math.inf))
-            if (
-                case.is_withheld and one.pnode_id in self._people.candidates and case.since_s >= last_s
-            ):  # what was due together is one lapse
-                self._unshown[one.pnode_id, one.vnode] = num + 1, now_s
-                self._actions.append(Unshown(one.pnode_id, one.vnode, one.replica, num + 1, reason))
+            if case.is_withheld and one.pnode_id in self._people.candidates:
+                self._lapse(case, now_s, reason)
             self._decide(case, Decision(one.name, Verdict.UNVERIFIABLE, reason, Cause.UNVERIFIABLE))
         elif now_s - case.challenged_s >= ASK_AGAIN_S:
             case.challenged_s = now_s
             until_s = min(now_s + CHALLENGE_S, case.longest_until_s)  # who is asked again has that much longer
             self._actions.append(SendChallenge(one.name, one.vnode, one.replica, one.pnode_id, until_s))
+
+    def _lapse(self, case: Case, now_s: float, reason: str) -> None:
+        if (found := self._lapses.lapsed(case.interval, case.since_s, now_s, reason)) is not None:
+            self._actions.append(found)
 
     def _audit(self, case: Case, now_s: float, asks: int) -> int:
         """Decides the case, or asks whoever is still needed; returns how many were looked for."""
@@ -353,6 +353,8 @@ class AuditDesk:
         gives_up = bool(case.blind_s) and now_s >= case.blind_s + GIVE_UP_S
         found = weighed(case, can_look=bool(people.verifiers), wanted=others, gives_up=gives_up)
         if isinstance(found, Decision):
+            if found.reason == UNCLEAR and not case.is_repeated:
+                self._lapse(case, now_s, found.reason)
             self._decide(case, found)
             return 0
         wanted, own_eyes = found

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -13,7 +14,7 @@ from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
 from dcnr.units import Share, owned
 from dcnr.v1 import model_pb2, orchestrator_pb2
-from orchestrator.audit_events import Bundle, People, Unshown
+from orchestrator.audit_events import Bundle, People, Report, SendTask, Unshown, Word
 from orchestrator.audits import AuditDesk
 from orchestrator.chain import Chain
 from orchestrator.contribution import LONGEST_PROVISION_S, PATIENCE_S, UNKNOWN_LINE_MBIT, Contributions
@@ -183,18 +184,81 @@ def test_who_stays_and_shows_no_evidence_twice_in_a_row_is_sent_away_and_counts_
     assert records.score("a", 100.0)[0].reliability < 0.7
 
 
-def test_only_who_is_there_and_shows_nothing_is_meant_and_what_it_shows_ends_the_row() -> None:
-    desk, here = AuditDesk(Secret(b"k" * 32), Separation(), lambda: "0" * 32), Candidate(Party("a"), State.ACTIVE, True)
+def brought(desk: AuditDesk, now_s: float, number: int, word: Word) -> tuple[list[Unshown], float]:
+    """The same where its PNode brings something, of which the verifier says that."""
+    here, one = Candidate(Party("a"), State.ACTIVE, True), interval(number)
+    desk.chronicle(Ledger({}, {one.name: one}), now_s)
+    desk.tick(People({"a": here}, (Party("v"),)), now_s)
+    desk.answered("a", one.name, Bundle("b" * 64, 9), now_s)
+    said: list[Unshown] = []
+    while not desk.decisions():
+        for action in desk.take():
+            if isinstance(action, SendTask):
+                desk.reported(Report(action.task_id, action.auditor, one.name, word), now_s)
+        now_s += 1.0
+        desk.tick(People({"a": here}, (Party("v"),)), now_s)
+    said += [action for action in desk.take() if isinstance(action, Unshown)]
+    [decision] = desk.decisions()
+    desk.chronicle(Ledger({}, {one.name: replace(one, verdict=decision.verdict)}), now_s)
+    return said, now_s
+
+
+def interval(number: int, verdict: Verdict = Verdict.OPEN) -> Interval:
+    return Interval(f"{number:064x}", number, "v", f"v.{number}", "a", IntervalSet.span(0, 20), verdict)
+
+
+def numbered() -> AuditDesk:
+    return AuditDesk(Secret(b"k" * 32), Separation(), map("{:032x}".format, count()).__next__)
+
+
+def test_only_who_is_there_and_shows_nothing_is_meant_and_what_passes_ends_the_row() -> None:
+    desk, here = numbered(), Candidate(Party("a"), State.ACTIVE, True)
     gone, now_s = unshown(desk, People(), 0.0, 0)
     assert gone == [], "who is gone may come back, and costs nobody its place by that"
     for number in (1, 3):
         [one], now_s = unshown(desk, People({"a": here}), now_s, number)
         assert one.num == 1
-        shows = Interval("f" * 64, number + 1, "v", "v.1", "a", IntervalSet.span(0, 20), Verdict.OPEN)
-        desk.chronicle(Ledger({}, {shows.name: shows}), now_s)
-        desk.answered("a", shows.name, Bundle("b" * 64, 9), now_s)
-        desk.chronicle(Ledger({}, {shows.name: replace(shows, verdict=Verdict.UNVERIFIABLE)}), now_s)
-        assert not any(isinstance(action, Unshown) for action in desk.take()), "that its auditors could not tell is not its doing"
+        said, now_s = brought(desk, now_s, number + 1, Word.PASS)
+        assert said == []
+
+
+def test_what_shows_nothing_of_what_was_done_is_no_evidence_and_does_not_end_the_row() -> None:
+    """Whoever brought any bytes at all held its VNode still for ever: each interval went back, and each time another replica of it began."""
+    desk, here = numbered(), Candidate(Party("a"), State.ACTIVE, True)
+    [one], now_s = unshown(desk, People({"a": here}), 0.0, 0)
+    assert one.num == 1
+    [one], now_s = brought(desk, now_s, 1, Word.UNVERIFIABLE)
+    assert (one.num, one.replica) == (2, "v.1")
+    [one], now_s = brought(desk, now_s, 2, Word.UNVERIFIABLE)
+    assert one.num == 3
+    said, now_s = brought(desk, now_s, 3, Word.PASS)
+    assert said == []
+    [one], now_s = brought(desk, now_s, 4, Word.UNVERIFIABLE)
+    assert one.num == 1
+
+
+def test_what_was_spared_and_is_drawn_late_is_not_meant() -> None:
+    """Some of its evidence may be gone."""
+    desk, spared = numbered(), interval(0, Verdict.SPARED)
+    desk.chronicle(Ledger({"v": (Named("s", (spared.name,)),)}, {spared.name: spared}), 0.0)
+    desk.tick(People(left={"v": (spared,)}), 1.0)
+    assert [one.verdict for one in desk.decisions()] == [Verdict.OPEN]
+    assert brought(desk, 2.0, 0, Word.UNVERIFIABLE)[0] == []
+
+
+def test_what_is_not_looked_at_yet_ends_the_row_until_it_is() -> None:
+    """Nobody is sent away for evidence that waits for an auditor."""
+    desk, here = numbered(), Candidate(Party("a"), State.ACTIVE, True)
+    _, now_s = unshown(desk, People({"a": here}), 0.0, 0)
+    both = {one.name: one for one in (interval(1), interval(2))}
+    desk.chronicle(Ledger({}, both), now_s)
+    desk.answered("a", interval(1).name, Bundle("b" * 64, 9), now_s)
+    said = list[Unshown]()
+    while not desk.decisions():
+        now_s += 5.0
+        desk.tick(People({"a": here}), now_s)
+        said += [action for action in desk.take() if isinstance(action, Unshown)]
+    assert [one.num for one in said] == [1]
 
 
 def test_what_was_due_together_is_one_lapse() -> None:
