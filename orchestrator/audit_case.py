@@ -97,13 +97,18 @@ class Case:
         return self.since_s + LONGEST_CHALLENGE_S
 
     @property
+    def auditors(self) -> set[str]:
+        """Who is at work on it."""
+        return {asked.auditor for asked in self.tasks.values()}
+
+    @property
     def is_withheld(self) -> bool:
         """Whether its accused, which must have the evidence, was here when its first time was over. Of what was spared or has passed it may be gone."""
         return self.until_s > self.since_s + CHALLENGE_S and not self.is_repeated
 
     def beside(self, candidates: Mapping[str, Candidate]) -> tuple[Party, ...]:
         """Whose words count: who has said something, and who is asked now. Whom an earlier desk asked is known while it is here."""
-        names = sorted({*self.words, *(asked.auditor for asked in self.tasks.values())} - self.own)
+        names = sorted({*self.words, *self.auditors} - self.own)
         here = {name: candidates[name].party for name in names if name in candidates}
         known = here | {name: self.parties[name] for name in names if name in self.parties}
         return tuple(known[name] for name in names if name in known)

@@ -35,6 +35,7 @@ from orchestrator.audit_case import (
     waits_for_auditor,
     weighed,
 )
+from orchestrator.audit_doubters import Doubters
 from orchestrator.audit_events import (
     Action,
     Bundle,
@@ -91,7 +92,7 @@ class AuditDesk:
         """Intervals that failed by a proof of their own."""
         self._unnamed: dict[str, str] = {}
         """Statements that no manifest names yet, with the evidence against them."""
-        self._lapses = Lapses()
+        self._lapses, self._doubters = Lapses(), Doubters()
         self._num_sent, self._served = 0, dict[str, int]()
         """Audits given out, and which of them was the last of each PNode that has an interval open."""
         self._actions: list[Action] = []
@@ -238,8 +239,8 @@ class AuditDesk:
 
     def asks(self, pnode_id: str, vnode: str) -> bool:
         """Whether that PNode was given an audit of that VNode lately: one that is over may be on its way."""
-        at_work = {one.auditor for case in self._cases.values() if case.interval.vnode == vnode for one in case.tasks.values()}
-        return pnode_id in at_work or pnode_id in self._late.values()
+        at_work = any(pnode_id in case.auditors for case in self._cases.values() if case.interval.vnode == vnode)
+        return at_work or pnode_id in self._late.values()
 
     def waits(self, now_s: float) -> list[Wait]:
         """Of every open interval: who has to act, and until when."""
@@ -355,13 +356,14 @@ class AuditDesk:
         if isinstance(found, Decision):
             if found.reason == UNCLEAR and not case.is_repeated:
                 self._lapse(case, now_s, found.reason)
+            self._doubters.judged(case, found, now_s)
             self._decide(case, found)
             return 0
         wanted, own_eyes = found
         asked = 0
         while len(case.tasks) < wanted and asked < asks and now_s >= case.until_s:
             asked += 1
-            busy = {one.auditor for other in self._cases.values() for one in other.tasks.values()}
+            busy = self._doubters.resting(now_s).union(*(other.auditors for other in self._cases.values()))
             choice = chosen(case, people, busy, self._secret, self._separation, own_eyes=own_eyes, waits=waits)
             if choice is None:
                 self._without(case, now_s)

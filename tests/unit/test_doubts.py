@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from orchestrator.audit_case import Case, given_up, weighed
+from orchestrator.audit_doubters import MAX_ALONE, WITHIN_S, Doubters
 from orchestrator.audit_events import Bundle, Decision, People, Report, SendTask, Word
 from orchestrator.audits import GIVE_UP_S, AuditDesk
 from trust.auditors import Candidate
@@ -211,3 +213,38 @@ def test_where_everybody_belongs_together_and_no_verifier_looks_they_are_asked_a
         audited.desk.tick(audited.people, audited.now_s)
     assert audited.verdicts() == [Verdict.PASSED]
     assert (audited.now_s > START_S + GIVE_UP_S - 10.0) == has_verifier, "nobody waits for a verifier that is not there"
+
+
+def test_who_doubts_alone_again_and_again_is_asked_no_more_for_an_hour() -> None:
+    """It pays nothing for a doubt: with one key everybody was under suspicion, and audited three times over, for as long as it liked."""
+    world = Audited(5)
+    doubted, now_s = list[float](), START_S
+    for number in range(200):
+        one = replace(INTERVAL, name=f"{number:064x}", number=number)
+        world.desk.chronicle(Ledger({}, {one.name: one}), now_s)
+        world.desk.answered("accused", one.name, Bundle("b" * 64, 9), now_s)
+        while not world.desk.decisions():
+            for task in (task for task in world.tasks() if task.interval == one.name):
+                word = DOUBT if task.auditor == "n0" else PASS
+                doubted += [now_s] * (word is DOUBT)
+                world.desk.reported(Report(task.task_id, task.auditor, one.name, word), now_s)
+        assert world.verdicts() == [Verdict.PASSED]
+        now_s += 30.0
+        world.desk.tick(world.people, now_s)
+    assert len(doubted) == 2 * MAX_ALONE, "nobody is asked no more for ever"
+    assert all(later >= earlier + WITHIN_S for earlier, later in zip(doubted, doubted[MAX_ALONE:], strict=False))
+
+
+def test_who_is_not_alone_with_its_doubt_is_asked_as_before() -> None:
+    doubters = Doubters()
+    passed, failed = Decision(NAME, Verdict.PASSED, ""), Decision(NAME, Verdict.UNVERIFIABLE, "", Cause.UNVERIFIABLE)
+    for number in range(MAX_ALONE):
+        doubters.judged(heard(DOUBT, PASS), passed, float(number))
+        doubters.judged(heard(DOUBT, DOUBT, PASS, PASS), passed, float(number))
+        doubters.judged(heard(DOUBT, PASS, PASS), failed, float(number))
+        doubters.judged(heard(PASS, PASS, own=DOUBT), passed, float(number))
+    assert not doubters.resting(9.0)
+    for number in range(MAX_ALONE):
+        doubters.judged(heard(FAULT, own=PASS), passed, float(number))
+    assert doubters.resting(9.0) == {"n0"}
+    assert not doubters.resting(WITHIN_S)
