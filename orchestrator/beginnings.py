@@ -17,7 +17,9 @@ from dataservice import keys
 from dcnr.errors import Corrupt, NotFound, Unavailable
 from dcnr.ids import Digest, check_digest
 from dcnr.ports import ObjectStore
+from dcnr.v1 import identity_pb2
 from orchestrator.chain import Chain
+from orchestrator.checkpoints import MAX_ANCESTORS
 from orchestrator.documents import get_exact
 from trust.commits import MAX_COMMIT_BYTES, Place, VerifiedCommit, begins_interval, open_commit
 from trust.envelope import digest_of_envelope, parse_envelope
@@ -25,8 +27,6 @@ from trust.evidence import MAX_STATEMENTS
 from trust.network import NetworkPolicy
 
 MAX_REMEMBERED: Final = 4096
-MAX_LOOKED_INTO: Final = 1024
-"""Commits between two checkpoints that are looked into for a delta."""
 
 
 class Beginnings:
@@ -46,8 +46,11 @@ class Beginnings:
             ways = _ways(chain, vnode, interval)
             if found is None and ways is None:
                 return first
-            if found is None and ways is not None and interval not in await self._deltas(place, *ways):
-                raise Unavailable("its own commit is not in the store", code="state_missing")
+            if found is None and ways is not None:
+                for one in (deltas := await self._deltas(place, *ways)):
+                    self._remember(one, check_digest(one))
+                if interval not in deltas:
+                    raise Unavailable("its own commit is not in the store", code="state_missing")
             self._remember(interval, first if found is None else await self._followed(place, first, found))
         return self._known[interval]
 
@@ -59,13 +62,14 @@ class Beginnings:
     async def _deltas(self, place: Place, newest: str, before: str) -> frozenset[str]:
         """What commits take in from the one that made a checkpoint back to that of the one before it in its line. Raises Unavailable where one is not there."""
         deltas: set[str] = set()
-        for _ in range(MAX_LOOKED_INTO):
+        for _ in range(MAX_ANCESTORS):
             if newest in ("", before):
                 break
             found = await self._commit(place, newest)
             if found is None:
                 raise Unavailable("a commit that leads to its checkpoint is not in the store", code="state_missing")
-            deltas.update(digest_of_envelope(one.delta) for one in found.commit.merges)
+            envelopes = (one.delta for one in found.commit.merges)
+            deltas.update(digest_of_envelope(one) for one in envelopes if one.domain == identity_pb2.DOMAIN_DELTA)
             newest = found.commit.parent_commit
         return frozenset(deltas)
 

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
-from checkpoint_rig import HELPER, HELPING, JOB, MODEL, POLICY, SPAN, World, delta, run
+from checkpoint_rig import HELPER, HELPING, JOB, MODEL, POLICY, SPAN, StoppedClock, World, delta, run
 
 from dataservice import keys
+from dataservice.memory import MemoryStore
 from dcnr.errors import Unavailable
-from dcnr.v1 import model_pb2
+from dcnr.ports import StoredObject
+from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.beginnings import Beginnings
 from orchestrator.chain import Chain
 from trust.envelope import digest_of_envelope
 from trust.folding import Chronicle
 from trust.ledger import Ledger, Named
 
+MANY = 1030
 Brought = tuple[model_pb2.Checkpoint, list[str]]
 """A checkpoint with the intervals that it brought."""
+
+
+class Counting(MemoryStore):
+    num_reads = 0
+
+    async def get(self, key: str, *, max_bytes: int) -> StoredObject:
+        self.num_reads += 1
+        return await super().get(key, max_bytes=max_bytes)
 
 
 def chain_of(*line: Brought) -> Chain:
@@ -105,6 +118,32 @@ def test_deltas_are_looked_for_between_two_checkpoints_and_nowhere_else() -> Non
         line = (before, [before.commit_digest]), (made, [digest_of_envelope(one), made.commit_digest])
         assert await first_of(world, digest_of_envelope(one), *line) == digest_of_envelope(one)
         assert await first_of(world, aside, *line) == aside, "no checkpoint leads to what was left aside"
+
+    run(story)
+
+
+def test_all_deltas_between_two_checkpoints_are_found_in_one_walk_as_far_as_checkpoints_are_followed() -> None:
+    """Each was looked for anew: of many in many commits an audit began with thousands of reads. And in a checkpoint that came after a store had been away
+    for long those at its beginning were not found, and went back.
+    """
+
+    async def story(world: World) -> None:
+        deltas = [delta([4 * at, 4 * at + 1], sequence=1 + at) for at in range(3)]
+        for at, one in enumerate(deltas):
+            world.commits([4 * at + 2], anchor=f"{at:064x}", merges=[model_pb2.Merged(delta=one)])
+        for at in range(MANY):
+            world.commits([100 + at], anchor=f"{9 + at:064x}")
+        last = world.commit
+        posing = identity_pb2.Envelope.FromString(world.store.peek(keys.commit(MODEL, "a", last)) or b"")
+        made, _ = world.checkpoint(SPAN(0, 5), [3], merges=[model_pb2.Merged(delta=posing)])
+        names = [digest_of_envelope(one) for one in deltas]
+        chain, store = chain_of((made, [*names, made.commit_digest])), Counting(StoppedClock(), random.Random(0))
+        for key in list(world.store.keys()):
+            store.rewind(key, world.store.peek(key))
+        beginnings = Beginnings(store, lambda: POLICY, MODEL)
+        assert [await beginnings.of(JOB, "a", one, chain) for one in names] == names
+        assert store.num_reads <= MANY + 10
+        assert await beginnings.of(JOB, "a", last, chain) != last, "a commit that poses as a delta begins where it did"
 
     run(story)
 
