@@ -87,8 +87,10 @@ class Case:
     num_held: int = 0
     """Batches that the VNode has with the checkpoint that brought it; 0: it was left aside."""
     num_late: int = 0
-    is_repeated: bool = False
-    """Whether the verifier repeats it whatever the auditor says, which nobody can tell."""
+    is_again: bool = False
+    """Whether it had passed, or was spared: the verifier repeats it whatever the auditor says, which anybody can tell. Some of its evidence may be gone."""
+    is_drawn: bool = False
+    """Whether the verifier repeats it for another reason, which nobody can tell."""
     decision: Decision | None = None
 
     @property
@@ -103,8 +105,8 @@ class Case:
 
     @property
     def is_withheld(self) -> bool:
-        """Whether its accused, which must have the evidence, was here when its first time was over. Of what was spared or has passed it may be gone."""
-        return self.until_s > self.since_s + CHALLENGE_S and not self.is_repeated
+        """Whether its accused, which must have the evidence, was here when its first time was over."""
+        return self.until_s > self.since_s + CHALLENGE_S and not self.is_again
 
     def beside(self, candidates: Mapping[str, Candidate]) -> tuple[Party, ...]:
         """Whose words count: who has said something, and who is asked now. Whom an earlier desk asked is known while it is here."""
@@ -175,7 +177,7 @@ def weighed(case: Case, *, can_look: bool, wanted: int = 1, gives_up: bool = Fal
             return _not_accepted(case, f"{num_over} auditors measured more than the tolerance")
         return max(1, min(REAUDITORS - passes, REAUDITORS + 1 - num_over)), False
     if passes:
-        if case.is_repeated and can_look:
+        if (case.is_again or case.is_drawn) and can_look:
             return 1, True
         if passes < wanted:
             return wanted - passes, False

@@ -108,7 +108,7 @@ class AuditDesk:
         for name in sorted(opened - self._cases.keys(), key=lambda name: ledger.intervals[name].number):
             bundle = self._bundles.of(name)
             case = self._cases[name] = Case(ledger.intervals[name], now_s, now_s if bundle else now_s + CHALLENGE_S, bundle)
-            case.is_repeated, case.num_held = name in self._again, ledger.num_held(case.interval)
+            case.is_again, case.num_held = name in self._again, ledger.num_held(case.interval)
         accused = {case.interval.pnode_id for case in self._cases.values()}
         self._served = {name: at for name, at in self._served.items() if name in accused}
         self._again = {name: one for name, one in self._again.items() if self._verdict(name) in REOPENED}
@@ -288,7 +288,7 @@ class AuditDesk:
             if report.word is Word.PASS:
                 self._see(case, Truth.RIGHT)
         elif report.word in FINDINGS:
-            self._accounts.heard(replace(report, interval=name, bundle=shown(case)), is_canary=case.is_repeated)
+            self._accounts.heard(replace(report, interval=name, bundle=shown(case)), is_canary=case.is_drawn and not case.is_again)
         if report.word is Word.FAULT:
             case.verifying.add(report.auditor)
             self._actions.append(VerifyRecord(name, report.record, report.auditor, report.part, shown(case)))
@@ -354,7 +354,7 @@ class AuditDesk:
         gives_up = bool(case.blind_s) and now_s >= case.blind_s + GIVE_UP_S
         found = weighed(case, can_look=bool(people.verifiers), wanted=others, gives_up=gives_up)
         if isinstance(found, Decision):
-            if found.reason == UNCLEAR and not case.is_repeated:
+            if found.reason == UNCLEAR and not case.is_again:
                 self._lapse(case, now_s, found.reason)
             self._doubters.judged(case, found, now_s)
             self._decide(case, found)
@@ -375,7 +375,7 @@ class AuditDesk:
         assert case.bundle is not None
         name = case.interval.name
         if not choice.is_verifier and task_of(self._secret, name, choice.node_id, len(case.asked)) is not Task.REAL:
-            case.is_repeated = True
+            case.is_drawn = True
         task_id = self._draw_id()
         given_s = REAUDIT_S if case.doubt_s and not choice.is_verifier else AUDIT_S
         until_s = now_s + given_s * 2.0 ** min(case.num_late, MAX_DOUBLED)

@@ -34,6 +34,8 @@ NAMES = [
     if {task_of(SECRET, name, auditor, asked) for auditor in AUDITORS for asked in (0, 1)} == {Task.REAL}
 ][:3]
 """Of intervals whose auditors are believed."""
+CANARY = next(name for name in (f"{number:064x}" for number in range(1000)) if task_of(SECRET, name, "a0", 0) is not Task.REAL)
+"""Of one that the verifier repeats if that one audits it."""
 FINDS: Mapping[tuple[str, str], Word] = MappingProxyType({})
 BUNDLE = Bundle("b" * 64, 1)
 
@@ -75,7 +77,8 @@ class Desk:
                         case SendChallenge():
                             self.desk.answered("accused", action.interval, BUNDLE, self.now_s)
                         case SendTask():
-                            self.asked.append((NAMES.index(action.interval), action.auditor))
+                            at = NAMES.index(action.interval) if action.interval in NAMES else 1
+                            self.asked.append((at, action.auditor))
                             word = finds.get((action.auditor, action.interval), Word.PASS)
                             found = Report(action.task_id, action.auditor, action.interval, word, "loss", "f" * 64, "d" * 64)
                             self.desk.reported(found, self.now_s)
@@ -168,6 +171,28 @@ def test_who_waves_one_through_takes_back_nothing_of_which_the_evidence_may_be_g
     assert (world.paid, found) == (["a0"], [Verdict.PASSED, Verdict.PASSED, Verdict.FAILED])
     again = {at for at, auditor in world.asked if at < 2 and auditor == "v"}
     assert again == (set() if after_s else {0, 1}), "what it passed lately is audited again"
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_who_tells_the_truth_where_anybody_could_know_that_it_is_repeated_is_believed_no_more_for_that(is_known: bool) -> None:
+    """What is open again stands in manifests: one fault told there, and nothing that it had waved through before was looked at any more."""
+    world = Desk(candidates=ACCUSED | {"a0": AUDITORS["a0"]})
+    assert world.rounds(1) == [Verdict.PASSED, Verdict.OPEN]
+    name = CANARY if not is_known else NAMES[1]
+    one = replace(world.intervals.pop(NAMES[1]), name=name, verdict=Verdict.SPARED if is_known else Verdict.OPEN)
+    world.intervals[name] = one
+    world.desk.take()
+    world.desk.chronicle(Ledger({"a": (Named("s", (name,)),)}, dict(world.intervals)), world.now_s)
+    world.people = replace(world.people, left={"a": (one,)} if is_known else {})
+    world.desk.tick(world.people, world.now_s)
+    world.tells()
+    world.people = replace(world.people, left={})
+    world.rounds(2, finds={("a0", name): Word.FAULT})
+    assert world.intervals[name].verdict is Verdict.FAILED
+    world.asked.clear()
+    world.finds_out()
+    world.rounds(2)
+    assert ((0, "v") in world.asked) == is_known
 
 
 def test_a_successor_has_audited_again_what_a_liar_passed_lately_and_nothing_older() -> None:
