@@ -50,10 +50,13 @@ class EvidenceKeeper:
         self._store = store
         self._bundles: OrderedDict[str, str] = OrderedDict()
         """Of each fault record the bundle that it names."""
+        self._after = ""
+        """Where looking at what is there goes on."""
 
     async def sweep(self, model: str, chain: Chain, now_unix_ms: int, lifetime_ms: int) -> bool:
-        """Deletes evidence that nobody needs, whatever VNode it is about: one of an earlier graph, or one that never was. Whether some is left that could go.
-        What was written less than ``lifetime_ms`` ago stays, and what may be of an interval that is open.
+        """Deletes evidence that nobody needs, whatever VNode it is about: one of an earlier graph, or one that never was. Whether some is left that could go,
+        or was not looked at: what has to stay, however much somebody brings, keeps nothing behind it from going. What was written less than ``lifetime_ms``
+        ago stays, and what may be of an interval that is open.
 
         Raises Unavailable where it cannot be read what is there.
         """
@@ -64,7 +67,7 @@ class EvidenceKeeper:
             since_ms = int(chain.committed_s(one.name) * 1000)
             opened[one.vnode] = min(since_ms, opened.get(one.vnode, since_ms))
         doomed: list[str] = []
-        listed = await self._store.list(keys.all_evidence_prefix(model), max_keys=MAX_LISTED)
+        listed = await self._store.list(keys.all_evidence_prefix(model), max_keys=MAX_LISTED, after=self._after)
         for prefix, found in groupby(listed, key=lambda row: row.key.rpartition("/")[0] + "/"):
             vnode, rows = prefix.removeprefix(keys.all_evidence_prefix(model)).removesuffix("/"), list(found)
             kept = {digest for owner, digest in records if owner == vnode}
@@ -78,7 +81,10 @@ class EvidenceKeeper:
             await self._store.delete(key)
             reached("evidence.deleted")
 
-        return await deleted(doomed, delete)
+        left = await deleted(doomed, delete)
+        if not left:
+            self._after = listed[-1].key if len(listed) == MAX_LISTED else ""
+        return left or bool(self._after)
 
     async def _bundle(self, model: str, vnode: str, record: str) -> str:
         """The bundle that a fault record names; empty where the record is gone or names none."""

@@ -6,12 +6,14 @@ import asyncio
 import random
 from dataclasses import replace
 
+import pytest
 from audited_rig import NODES, Job, drawn, judged, name_of, piece
 
 from dataservice import keys
 from dataservice.memory import MemoryStore
 from dcnr.ids import digest_of
 from dcnr.v1 import model_pb2
+from orchestrator import audit_retention
 from orchestrator.audit_events import Decision
 from orchestrator.audit_retention import EvidenceKeeper, kept_for_return
 from trust.folding import Told
@@ -124,5 +126,29 @@ def test_evidence_about_a_vnode_that_the_model_does_not_have_goes_too() -> None:
             "nothing is left that could go"
         )
         assert list(store.keys()) == [keys.evidence("other", "nobody", digest_of(b"junk"))]
+
+    asyncio.run(scenario())
+
+
+def test_evidence_that_has_to_stay_keeps_none_behind_it_from_going(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever hosted the VNode of the first name could fill what is listed with objects of a byte: all other evidence stayed, until the store was full."""
+    monkeypatch.setattr(audit_retention, "MAX_LISTED", 8)
+    clock, chain = Wall(), grown(1, "a-1").chain()
+    store = MemoryStore(clock, random.Random(1))
+
+    async def scenario() -> None:
+        stay = {keys.evidence(MODEL, "a", digest_of(bytes([at]))) for at in range(16)}
+        for key in sorted(stay):
+            await store.put(key, b"!")
+        await store.put(keys.evidence(MODEL, "b", digest_of(b"old")), b"old")
+        clock.now_s += 9000
+        keeper, left = EvidenceKeeper(store), True
+        for _ in range(4):
+            assert left, "it goes on until all was looked at"
+            left = await keeper.sweep(MODEL, chain, int(clock.now_s * 1000), HOUR_MS)
+            if not left:
+                break
+        assert set(store.keys()) == stay  # noqa: SIM118
+        assert await keeper.sweep(MODEL, chain, int(clock.now_s * 1000), HOUR_MS), "and then begins anew"
 
     asyncio.run(scenario())
