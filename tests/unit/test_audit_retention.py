@@ -148,7 +148,7 @@ def test_evidence_that_has_to_stay_keeps_none_behind_it_from_going(monkeypatch: 
             left = await keeper.sweep(MODEL, chain, int(clock.now_s * 1000), HOUR_MS)
             if not left:
                 break
-        assert set(store.keys()) == stay  # noqa: SIM118
+        assert set(store.keys()) == stay
         assert await keeper.sweep(MODEL, chain, int(clock.now_s * 1000), HOUR_MS), "and then begins anew"
 
     asyncio.run(scenario())
