@@ -50,13 +50,10 @@ class Accounts:
         self._digests, self._alone = {**self._digests, **digests}, None
 
     def passed_alone(self, auditors: Collection[str]) -> dict[str, str]:
-        """Intervals that count as audited on the word alone of one of these, each with whose."""
+        """Intervals that count as audited on the word of these alone, each with whose."""
         asked = frozenset(auditors)
         if self._alone is None or self._alone[0] != asked:
-            found = {
-                name: auditor for auditor in sorted(asked) for name in sorted(audited_again(self._heard, self._truth, auditor))
-            }
-            self._alone = asked, found
+            self._alone = asked, audited_again(self._heard, self._truth, asked)
         return self._alone[1]
 
     def see(self, interval: str, truth: Truth, bundle: str = "") -> bool:

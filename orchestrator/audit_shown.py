@@ -13,7 +13,7 @@ from orchestrator.audit_events import Bundle
 from orchestrator.audits import AuditDesk
 from orchestrator.chain import Chain
 from orchestrator.signal import Signal
-from trust.ledger import Interval
+from trust.ledger import Interval, Verdict
 
 if TYPE_CHECKING:
     from orchestrator.runtime import Shared
@@ -41,7 +41,11 @@ class Shown:
         desk.answered(pnode_id, name, None, self._shared.clock.monotonic())
         if bundle is None:
             self._say("evidence_missing", pnode_id, evidence.reason or "it says that it has none", name)
-        elif (known := chain.ledger.intervals.get(name)) is not None and name not in self._looked_for:
+        elif (
+            (known := chain.ledger.intervals.get(name)) is not None
+            and known.verdict is Verdict.OPEN
+            and name not in self._looked_for
+        ):
             self._looked_for.add(name)
             group.create_task(self._believed(desk, known, bundle))
 

@@ -7,7 +7,7 @@ what passed on its word alone is audited again too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -63,15 +63,18 @@ def payments(heard: Iterable[Heard], truth: Mapping[str, Truth]) -> dict[str, Pa
     return found
 
 
-def audited_again(heard: Iterable[Heard], truth: Mapping[str, Truth], payer: str) -> frozenset[str]:
-    """Intervals that count as audited on the payer's word alone, since its last wrong canary that it found out: their audits are open again."""
+def audited_again(heard: Iterable[Heard], truth: Mapping[str, Truth], payers: Collection[str]) -> dict[str, str]:
+    """Intervals that count as audited on the word of payers alone, each with the first of them that passed it: their audits are open again. Of what a payer
+    passed before its last wrong canary that it found out it is believed.
+    """
     told = sorted(heard, key=lambda one: one.number)
-    honest = [
-        one.number
-        for one in told
-        if one.auditor == payer and one.is_canary and truth.get(one.interval) is Truth.WRONG and one.finding is Finding.FAULT
-    ]
-    since = max(honest, default=-1)
-    passed = {one.interval for one in told if one.auditor == payer and one.number > since and one.finding is Finding.PASS}
-    by_others = {one.interval for one in told if one.auditor != payer and one.finding is Finding.PASS}
-    return frozenset(interval for interval in passed - by_others if interval not in truth)
+    honest = (one for one in told if one.is_canary and truth.get(one.interval) is Truth.WRONG and one.finding is Finding.FAULT)
+    since = {one.auditor: one.number for one in honest}
+    found: dict[str, str] = {}
+    believed: set[str] = set()
+    for one in told:
+        if one.finding is Finding.PASS and one.auditor in payers and one.number > since.get(one.auditor, -1):
+            found.setdefault(one.interval, one.auditor)
+        elif one.finding is Finding.PASS:
+            believed.add(one.interval)
+    return {name: auditor for name, auditor in found.items() if name not in believed and name not in truth}

@@ -223,6 +223,17 @@ def test_what_another_one_has_passed_too_stays() -> None:
     assert not world.asked
 
 
+def test_what_only_two_have_passed_who_are_both_found_out_is_audited_again() -> None:
+    """Two of a kind that looked at what a job ends with: each stood for the other, whatever they were found out for."""
+    world = Desk(redundancy={"a": 3}, candidates=ACCUSED | AUDITORS)
+    assert world.rounds(2)[:1] == [Verdict.PASSED]
+    assert sorted(auditor for at, auditor in world.asked if at == 0) == ["a0", "a1"]
+    world.asked.clear()
+    world.people = replace(world.people, found_out=frozenset(AUDITORS), candidates=ACCUSED)
+    world.rounds(3)
+    assert (0, "v") in world.asked
+
+
 def test_what_passes_after_its_auditor_was_found_out_is_audited_again_as_well() -> None:
     """Its word was heard before, the manifest comes after."""
     world = Desk()
@@ -314,6 +325,8 @@ def test_what_is_heard_or_known_later_counts() -> None:
     assert accounts.passed_alone({"a0"}) == {"j": "a0"}
     accounts.recall([said("k"), said("j", "a1")])
     assert accounts.passed_alone({"a0"}) == {"k": "a0"}
+    assert accounts.passed_alone({"a0", "a1"}) == {"k": "a0", "j": "a1"}, "nobody who is believed has passed that either"
+    accounts.heard(said("j", "a2"), is_canary=False)
     assert accounts.passed_alone({"a0", "a1"}) == {"k": "a0"}
     assert accounts.passed_alone(()) == {}
 

@@ -170,8 +170,10 @@ def test_what_passed_on_the_payers_word_alone_since_its_last_honest_canary_is_au
         heard(12, "lazy", "worse", Finding.FAULT),
     ]  # fmt: skip
     truth = {"c1": Truth.WRONG, "c2": Truth.WRONG, "c3": Truth.RIGHT, "bad": Truth.WRONG, "worse": Truth.WRONG}
-    assert audited_again(told, truth, "lazy") == {"i2", "i6"}
-    assert audited_again(told, truth, "other") == {"i5"}
+    assert audited_again(told, truth, ["lazy"]) == dict.fromkeys(("i2", "i6"), "lazy")
+    assert audited_again(told, truth, ["other"]) == {"i5": "other"}
+    both = {"i2": "lazy", "i3": "lazy", "i5": "other", "i6": "lazy"}
+    assert audited_again(told, truth, ["other", "lazy"]) == both, "none of two liars stands for the other"
 
 
 def test_12_of_40_colluding_are_caught_within_200_audits_in_95_of_100_seeds() -> None:
