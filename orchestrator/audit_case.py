@@ -67,7 +67,7 @@ class Case:
     tasks: dict[str, Asked] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
     parties: dict[str, Party] = field(default_factory=dict)
-    """Of whom was asked and is no verifier: where each belonged then."""
+    """Of whom was asked and is no verifier, and of its accused when it brought its evidence: where each belonged then."""
     words: dict[str, Report] = field(default_factory=dict)
     """Of each auditor; a fault counts as a doubt until its record is verified."""
     own: set[str] = field(default_factory=set)
@@ -97,6 +97,11 @@ class Case:
     def longest_until_s(self) -> float:
         """Until then an accused that is here may show its evidence."""
         return self.since_s + LONGEST_CHALLENGE_S
+
+    @property
+    def accused(self) -> Party:
+        """Where its accused belonged, who may have left."""
+        return self.parties.get(self.interval.pnode_id, Party(self.interval.pnode_id))
 
     @property
     def auditors(self) -> set[str]:
@@ -238,7 +243,7 @@ def wait_of(case: Case, now_s: float) -> Wait:
     owner, until_s, why = _waits_for(case, now_s)
     one = case.interval
     alone_s = case.alone_s if waits_for_auditor(case) and not case.words else 0.0  # what was said counts after a while
-    return Wait(one.name, one.vnode, one.replica, one.pnode_id, owner, until_s, why, alone_s)
+    return Wait(one.name, one.vnode, one.replica, one.pnode_id, owner, until_s, why, alone_s, case.accused)
 
 
 def _waits_for(case: Case, now_s: float) -> tuple[str, float, str]:

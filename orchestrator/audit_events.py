@@ -198,6 +198,8 @@ class Wait:
     why: str
     alone_s: float = 0.0
     """Since when nobody is found who may audit it; 0: somebody is, or its evidence is not here."""
+    party: Party = field(default_factory=lambda: Party(""))
+    """Where its accused belonged when that brought its evidence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Final
 from orchestrator.audit_events import People, Wait
 from trust.auditors import Subject, why_not
 from trust.ledger import waits_for_audit
-from trust.separation import Party, Separation
+from trust.separation import Separation
 
 ALONE_S: Final = 60.0
 """An interval for which nobody was found for so long is told of: whoever is busy, or restarts, is back by then."""
@@ -54,7 +54,7 @@ class Missing:
 def why_nobody(people: People, wait: Wait, separation: Separation) -> str:
     """Why none of the PNodes that are here audits that interval, the commonest reason first; empty where one may."""
     known = people.candidates.get(wait.accused)
-    accused = known.party if known is not None else Party(wait.accused)
+    accused = known.party if known is not None else wait.party
     subject = Subject(wait.interval, accused, people.involved.get(wait.vnode, frozenset()))
     reasons = Counter[str]()
     for one in people.candidates.values():

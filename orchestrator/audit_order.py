@@ -10,7 +10,7 @@ from orchestrator.audit_case import Case
 from orchestrator.audit_events import People
 from trust.auditors import Choice, Subject, choose
 from trust.draw import Secret
-from trust.separation import Party, Separation
+from trust.separation import Separation
 from trust.standing import State
 
 
@@ -35,7 +35,7 @@ def chosen(
     """
     one = case.interval
     verifiers = [party for party in people.verifiers if party.node_id not in busy]
-    accused = known.party if (known := people.candidates.get(one.pnode_id)) is not None else Party(one.pnode_id)
+    accused = known.party if (known := people.candidates.get(one.pnode_id)) is not None else case.accused
     subject = Subject(one.name, accused, people.involved.get(one.vnode, frozenset()), frozenset(case.asked))
     free = () if own_eyes else [item.beside(busy) for item in people.candidates.values() if item.state is State.ACTIVE]
     beside = replace(subject, beside=case.beside(people.candidates))

@@ -77,10 +77,8 @@ class AuditDesk:
 
     def __init__(self, secret: Secret, separation: Separation, draw_id: Callable[[], str]) -> None:
         self._secret, self._separation, self._draw_id = secret, separation, draw_id
-        self._people = People()
+        self._people, self._ledger = People(), Ledger({}, {})
         self._cases: dict[str, Case] = {}
-        self._ledger = Ledger({}, {})
-        """Of each interval that counts: batches of its VNode by then."""
         self._tasks: dict[str, str] = {}
         """The interval of each audit under way, by task."""
         self._late: OrderedDict[str, str] = OrderedDict()
@@ -139,6 +137,8 @@ class AuditDesk:
             raise Refused("evidence that this PNode was not asked for", code="not_challenged")
         if bundle is not None and case.bundle is None and case.decision is None:
             case.bundle = bundle
+            if (known := self._people.candidates.get(pnode_id)) is not None:
+                case.parties[pnode_id] = known.party
             self._lapses.brought(case.interval)
             self._bundles.came(interval, bundle, now_s)
             case.until_s = now_s
@@ -239,8 +239,8 @@ class AuditDesk:
 
     def asks(self, pnode_id: str, vnode: str) -> bool:
         """Whether that PNode was given an audit of that VNode lately: one that is over may be on its way."""
-        at_work = any(pnode_id in case.auditors for case in self._cases.values() if case.interval.vnode == vnode)
-        return at_work or pnode_id in self._late.values()
+        at_work = (one.auditors for one in self._cases.values() if one.interval.vnode == vnode)
+        return pnode_id in self._late.values() or any(pnode_id in names for names in at_work)
 
     def waits(self, now_s: float) -> list[Wait]:
         """Of every open interval: who has to act, and until when."""

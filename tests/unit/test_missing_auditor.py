@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
 from dcnr.intervals import IntervalSet
 from orchestrator.audit_case import LOOK_S
-from orchestrator.audit_events import Bundle, People, Report, Word
+from orchestrator.audit_events import Bundle, People, Report, SendTask, Word
 from orchestrator.audit_missing import ALONE_S, REMEDY, Missing
 from orchestrator.audits import GIVE_UP_S, AuditDesk
 from trust.auditors import Candidate
@@ -119,3 +120,18 @@ def test_what_somebody_has_said_is_decided_by_that_after_a_while() -> None:
     assert not waiting.after(GIVE_UP_S - LOOK_S).words
     waiting.after(2 * LOOK_S)
     assert waiting.desk.decisions()
+
+
+def test_who_has_shown_its_evidence_and_left_is_audited_by_others_all_the_same() -> None:
+    """Nobody was known any more to be of another owner than it: its VNode was never cleared again, and its job did not end."""
+    waiting = Waiting(person("other", is_free=False), person("mine", owner="o8", is_free=False))
+    waiting.after(LOOK_S)
+    waiting.people = People(
+        {name: replace(one, is_free=True) for name, one in waiting.people.candidates.items() if one is not ACCUSED}
+    )
+    waiting.desk.take()
+    waiting.after(2 * LOOK_S)
+    assert [one.auditor for one in waiting.desk.take() if isinstance(one, SendTask)] == ["other"]
+    waiting.people = People({"mine": person("mine", owner="o8")})
+    words = waiting.after(ALONE_S + 200 * LOOK_S).words
+    assert "the same owner (1)" in words
