@@ -87,6 +87,8 @@ class Case:
     num_held: int = 0
     """Batches that the VNode has with the checkpoint that brought it; 0: it was left aside."""
     num_late: int = 0
+    num_vain: int = 0
+    """How often all that were here were asked, and none of them said anything."""
     is_again: bool = False
     """Whether it had passed, or was spared: the verifier repeats it whatever the auditor says, which anybody can tell. Some of its evidence may be gone."""
     is_drawn: bool = False
@@ -136,6 +138,14 @@ def ended_without(case: Case, asked: Asked, now_s: float, *, is_late: bool) -> N
         case.asked.discard(asked.auditor)
         case.blind_s = case.blind_s or now_s
         case.until_s = now_s + LOOK_S
+
+
+def looked_in_vain(case: Case, now_s: float) -> None:
+    """Nobody is left to ask. Who was asked, and refused or was silent, may be asked again, each time after twice as long."""
+    if case.asked - case.words.keys():
+        case.num_vain += 1
+        case.until_s = now_s + LOOK_S * 2.0 ** min(case.num_vain, MAX_DOUBLED)
+    case.asked, case.alone_s = set(case.words), case.alone_s or now_s
 
 
 def said_nothing(case: Case, asked: Asked, report: Report, now_s: float) -> Decision | None:

@@ -29,6 +29,7 @@ from orchestrator.audit_case import (
     ended_without,
     given_up,
     goes_back,
+    looked_in_vain,
     said_nothing,
     shown,
     wait_of,
@@ -394,6 +395,6 @@ class AuditDesk:
         case.until_s = now_s + LOOK_S
         if case.tasks or any(party.node_id not in case.asked for party in self._people.verifiers):
             return  # a verifier that is busy with another one has this one next
-        case.asked, case.alone_s = set(case.words), case.alone_s or now_s
+        looked_in_vain(case, now_s)
         if case.words and now_s - case.word_s >= GIVE_UP_S:
             self._decide(case, given_up(case))

@@ -135,3 +135,25 @@ def test_who_has_shown_its_evidence_and_left_is_audited_by_others_all_the_same()
     waiting.people = People({"mine": person("mine", owner="o8")})
     words = waiting.after(ALONE_S + 200 * LOOK_S).words
     assert "the same owner (1)" in words
+
+
+def test_what_everybody_refuses_is_asked_ever_more_rarely() -> None:
+    """Evidence that no volunteer has the memory for, say: all were asked every five seconds, for ever. Who comes later is asked within minutes."""
+    waiting, asked = Waiting(person("first"), person("second", owner="o2", subnet="s2")), list[float]()
+
+    def refuses(seconds: float) -> None:
+        end_s = waiting.now_s + seconds
+        while waiting.now_s < end_s:
+            for one in waiting.desk.take():
+                if isinstance(one, SendTask):
+                    asked.append(waiting.now_s)
+                    waiting.desk.reported(Report(one.task_id, one.auditor, one.interval, Word.REFUSED), waiting.now_s)
+            waiting.after(1.0)
+
+    refuses(6 * 3600.0)
+    assert 100 < len(asked) < 400
+    assert len([at for at in asked if at < START_S + 60.0]) >= 6, "first it is tried again soon: who is busy, or paused, is back"
+    waiting.here(person("third", owner="o3", subnet="s3"))
+    waiting.desk.take()
+    waiting.after(200.0)
+    assert [one.auditor for one in waiting.desk.take() if isinstance(one, SendTask)] == ["third"]
