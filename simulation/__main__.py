@@ -18,7 +18,7 @@ from simulation.runner import ALL, JOINING, WORLDS, Choice, Outcome, run_seed, r
 def main() -> int:
     """Exit code 1 if any seed failed."""
     arguments = _arguments()
-    choice = Choice(arguments.world, arguments.nodes, arguments.hours if arguments.nodes else 0.0)
+    choice = Choice(arguments.world, arguments.nodes, arguments.hours if arguments.nodes else 0.0, arguments.replicas)
     first, end = map(int, arguments.seeds.split(":")) if arguments.seed is None else (arguments.seed, arguments.seed + 1)
     seeds = range(first, end)
     started_s, cpu_s, failed, counts = time.perf_counter(), 0.0, [], Counter[str]()
@@ -70,12 +70,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", default="0:20", help="a range, first:end")
     parser.add_argument("--nodes", type=int, default=0, help="PNodes of a large control world; its standard size without this")
     parser.add_argument("--hours", type=float, default=1.0, help="how long faults go on in a large control world")
+    parser.add_argument("--replicas", type=int, default=1, help="of each VNode in a large control world")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="seeds that run at once")
     parser.add_argument("--transcript", help="writes everything that happens in the first seed into this file")
     parser.add_argument("--json", help="writes the summary into this file")
     arguments = parser.parse_args()
     if arguments.nodes and arguments.world != "control":
         parser.error(f"--nodes makes a large control world, and not one of --world {arguments.world}: add --world control")
+    if arguments.replicas != 1 and not arguments.nodes:
+        parser.error("--replicas is for a large control world: add --nodes; others draw theirs from the seed")
     return arguments
 
 

@@ -212,7 +212,7 @@ def audited_knobs(seed: int) -> ControlKnobs:
     )
 
 
-def large_knobs(num_pnodes: int, hours: float) -> ControlKnobs:
+def large_knobs(num_pnodes: int, hours: float, replicas: int = 1) -> ControlKnobs:
     """Thousands of PNodes for hours: job after job, and about one machine in twenty goes, crashes or stands still per hour.
 
     The slowest replicas need twice as long as the quickest, so a job of so many batches settles for minutes.
@@ -225,6 +225,7 @@ def large_knobs(num_pnodes: int, hours: float) -> ControlKnobs:
         num_orchestrators=5,
         num_pnodes=num_pnodes,
         num_vnodes=64,
+        replicas=(replicas,),
         vnodes_per_node=1,
         num_batches=num_batches,
         checkpoint_s=30.0,

@@ -27,18 +27,20 @@ TOLD_LINES: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which world, and where it differs from its standard size: ``num_pnodes`` and ``hours`` make a large control world. `ALL`: seeds are given to each
-    world in turn.
+    """Which world, and where it differs from its standard size: ``num_pnodes``, ``hours`` and ``replicas``, those of each VNode, make a large control
+    world. `ALL`: seeds are given to each world in turn.
     """
 
     world: str = "data"
     num_pnodes: int = 0
     hours: float = 0.0
+    replicas: int = 1
 
     @property
     def options(self) -> str:
         """The same choice on a command line."""
-        size = f" --nodes {self.num_pnodes} --hours {self.hours:g}" if self.num_pnodes else ""
+        several = f" --replicas {self.replicas}" if self.replicas > 1 else ""
+        size = f" --nodes {self.num_pnodes} --hours {self.hours:g}{several}" if self.num_pnodes else ""
         return f"--world {self.world}{size}"
 
     def of(self, seed: int) -> tuple[Choice, int]:
@@ -149,7 +151,8 @@ def _world(choice: Choice, seed: int) -> Simulation | ControlWorld:
         return ControlWorld(seed, orchestrator_knobs(seed), choice.options)
     if choice.world == "audited":
         return ControlWorld(seed, audited_knobs(seed), choice.options)
-    return ControlWorld(seed, large_knobs(choice.num_pnodes, choice.hours) if choice.num_pnodes else None, choice.options)
+    large = large_knobs(choice.num_pnodes, choice.hours, choice.replicas) if choice.num_pnodes else None
+    return ControlWorld(seed, large, choice.options)
 
 
 def _data_line(world: Simulation) -> tuple[str, dict[str, float]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from simulation.control_knobs import large_knobs
 from simulation.runner import ALL, WORLDS, Choice, run_seed
 from tests.simulation import control_planted_places as planted
 
@@ -37,6 +38,13 @@ def test_every_world_has_its_turn_and_each_of_its_seeds_once() -> None:
     drawn = [Choice(ALL).of(seed) for seed in range(8)]
     assert drawn == [(Choice(world), seed) for seed in range(2) for world in WORLDS]
     assert Choice("data").of(7) == (Choice("data"), 7)
+
+
+def test_a_large_world_is_made_again_from_what_its_summary_says() -> None:
+    choice = Choice("control", 200, 0.1, 4)
+    assert choice.options == "--world control --nodes 200 --hours 0.1 --replicas 4"
+    assert large_knobs(choice.num_pnodes, choice.hours, choice.replicas).replicas == (4,)
+    assert Choice("control", 200, 0.1).options == "--world control --nodes 200 --hours 0.1"
 
 
 def test_a_failure_tells_its_seed_its_end_and_the_command_that_shows_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
