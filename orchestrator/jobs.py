@@ -21,7 +21,8 @@ from orchestrator.pauses import is_paused
 
 EVALUATION_GRACE_S: Final = 120.0
 """After the manifest is complete, evaluations are awaited for this long."""
-MAX_REASON: Final = 1000
+MAX_REASON_BYTES: Final = 1000
+"""Of an outcome's reason, as UTF-8: the head keeps sixteen outcomes, all of which have to fit `limits.MAX_HEAD_BYTES`."""
 MAX_EXITS: Final = 24
 """Test results kept in the head per outcome: the deepest ones."""
 
@@ -259,7 +260,7 @@ def missing(progress: Progress) -> str:
             shown = ", ".join(f"[{first}, {end})" for first, end in lacks.pairs()[:4])
             more = f" and {len(lacks.pairs()) - 4} intervals more" if len(lacks.pairs()) > 4 else ""
             parts.append(f"{name} lacks {len(lacks)} batches: {shown}{more}")
-    return "; ".join(parts)[:MAX_REASON] or "nothing is missing"
+    return "; ".join(parts) or "nothing is missing"
 
 
 def _outcome(
@@ -269,6 +270,7 @@ def _outcome(
     reason: str,
     exits: Iterable[model_pb2.ExitResult] = (),
 ) -> model_pb2.Outcome:
+    told = reason.encode(errors="replace")[:MAX_REASON_BYTES].decode(errors="ignore")  # no letter is cut in two
     return model_pb2.Outcome(
-        job_id=job_id, state=state, manifest_digest=manifest_digest, reason=reason[:MAX_REASON], exits=list(exits)[-MAX_EXITS:]
+        job_id=job_id, state=state, manifest_digest=manifest_digest, reason=told, exits=list(exits)[-MAX_EXITS:]
     )

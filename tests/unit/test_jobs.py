@@ -7,15 +7,28 @@ from dataclasses import replace
 import pytest
 from test_network_time import Clock
 
+from dcnr import limits
 from dcnr.intervals import IntervalSet
-from dcnr.v1 import model_pb2, orchestrator_pb2
+from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from membership.network_time import NetworkTime
-from orchestrator.changes import Activate, Decide, MoveJob, NameManifest, apply
+from orchestrator.changes import MAX_DECIDED, Activate, Decide, MoveJob, NameManifest, apply
 from orchestrator.costs import StageCost
 from orchestrator.exits import ExitBook
-from orchestrator.jobs import JobRecord, Progress, ends_to_write, intervals_message, lacking, next_change, state_of, waits_for_time
+from orchestrator.jobs import (
+    MAX_EXITS,
+    JobRecord,
+    Progress,
+    ends_to_write,
+    intervals_message,
+    lacking,
+    next_change,
+    state_of,
+    waits_for_time,
+)
 from orchestrator.progress import progress_of
 from orchestrator.view import JobFacts, ModelView
+from trust.envelope import seal
+from trust.identity import NodeKey
 
 PLACING, RUNNING, SETTLING = model_pb2.JOB_STATE_PLACING, model_pb2.JOB_STATE_RUNNING, model_pb2.JOB_STATE_SETTLING
 N = 10
@@ -211,6 +224,36 @@ def test_a_job_paused_in_the_queue_lets_others_pass_and_keeps_its_expiry() -> No
 def test_cancelling_is_a_decision_in_every_state(state: int) -> None:
     ended = outcome(next_change(head(state), {"j1": record(cancel_reason="enough")}, None, 0))
     assert (ended.state, ended.reason) == (model_pb2.JOB_STATE_CANCELLED, "enough")
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00e9", "\U0001f600"])
+def test_a_head_with_the_longest_of_everything_is_read_again(letter: str) -> None:
+    """Whoever holds a head that is too large to be written falls over it, and everybody after it."""
+    name, big = "v" * 63, 2**53 - 1
+    result = model_pb2.ExitResult(
+        vnode=name, split="test", step=big, count=big, correct=big, sum_loss=1e12, complete=True, depth=4096
+    )
+    done = replace(PROGRESS, exits=(result,) * (MAX_EXITS + 1), since_manifest_complete_s=1e9)
+    full = model_pb2.Head(
+        network_id="n" * 40, model=name, epoch=2**63, holder="h" * 40, sequence=2**63, plan_digest="p" * 64, plan_sequence=2**63,
+        manifest_digest="m" * 64, written_unix_ms=2**53,
+    )  # fmt: skip
+    for index in range(MAX_DECIDED):
+        job = f"{index:063}"
+        full.active.CopyFrom(
+            model_pb2.ActiveJob(job_id=job, state=SETTLING, running_s=1.0, settling_s=600.0, request_digest="r" * 64, statement=64)
+        )
+        change = next_change(full, {job: record(job)}, done, 0)
+        assert isinstance(change, Decide)
+        ended = outcome(change)
+        called_off = outcome(next_change(full, {job: record(job, cancel_reason=letter * 1000)}, done, 0))
+        assert called_off.reason
+        assert called_off.reason == letter * len(called_off.reason), "no letter is cut in two"
+        ended.reason = called_off.reason
+        assert apply(Decide(ended.SerializeToString()), full) == ""
+    full.active.job_id = "j" * 63
+    sealed = seal(identity_pb2.DOMAIN_HEAD, full, NodeKey.generate()).SerializeToString(deterministic=True)
+    assert len(sealed) <= limits.MAX_HEAD_BYTES
 
 
 def test_no_queued_job_ends_by_a_clock_that_was_just_set_wrong() -> None:
