@@ -33,6 +33,8 @@ MAX_CONDEMNED: Final = 8_192
 """Digests remembered as condemned, far more than go within a grant's lifetime; beyond it the oldest whose objects are gone from the store are forgotten."""
 DIGEST_BYTES: Final = 66
 """One digest in a repeated field."""
+FENCE_BYTES: Final = 16
+"""A VNode's fence beside its name: any VNode may have one, at any time."""
 ENVELOPE_BYTES: Final = 16 * limits.KIB
 """Kept free for the signature and for what a manifest says of itself."""
 MANIFEST_BYTES: Final = limits.MAX_MANIFEST_BYTES - ENVELOPE_BYTES - MAX_CONDEMNED * DIGEST_BYTES
@@ -215,7 +217,8 @@ def without(entry: Entry, lost: frozenset[Digest], first: CheckpointRecord | Non
 
 def share_bytes(manifest: Manifest, reserved_bytes: int = 0) -> int:
     """What one VNode's entry and contribution may take of any successor of ``manifest``."""
-    return (MANIFEST_BYTES - reserved_bytes - DIGEST_BYTES * len(manifest.retracted)) // max(1, len(manifest.entries))
+    fences = sum(FENCE_BYTES + len(vnode) for vnode in manifest.entries)
+    return (MANIFEST_BYTES - reserved_bytes - fences - DIGEST_BYTES * len(manifest.retracted)) // max(1, len(manifest.entries))
 
 
 def _fitting(
