@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from dataservice import keys
@@ -17,7 +16,7 @@ from dcnr.ports import ObjectStore
 from dcnr.tempo import check_rate
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.access import MAX_DATASET_MANIFEST_BYTES
-from orchestrator.documents import get_exact, put_once
+from orchestrator.documents import get_exact, open_stored_head, put_once
 from orchestrator.view import JobFacts, ViewLoader
 from trust.envelope import parse_envelope
 from trust.folding import AUDITS_DRAWN
@@ -36,11 +35,10 @@ KEPT: Final = (
 
 async def admit(
     envelope: identity_pb2.Envelope, *, policy: NetworkPolicy, store: ObjectStore, loader: ViewLoader, wall_unix_ms: int,
-    newest: Callable[[str], model_pb2.Manifest | None] = lambda _: None,
 ) -> tuple[model_pb2.JobRequest, bool]:  # fmt: skip
-    """The stored request and whether it was there before. ``newest``: the manifest under a model's head, as far as it is known.
+    """The stored request and whether it was there before.
 
-    Raises Refused (``unsigned_job``, ``wrong_network``, ``component_not_allowed``, ``not_cleared``, ``taken_back``), InvalidInput, NotFound (an object it names
+    Raises Refused (``unsigned_job``, ``wrong_network``, ``component_not_allowed``, ``not_cleared``, ``taken_back``, ``condemned``), InvalidInput, NotFound (an object it names
     is not in the store), Stale (``job_id_taken``), Unavailable.
     """
     request = policy.open_job_request(envelope)
@@ -53,7 +51,7 @@ async def admit(
         raise InvalidInput("the request has expired", code="request_expired")
     data = envelope.SerializeToString(deterministic=True)
     facts = await _facts(loader, data)
-    await _check(facts, policy, store, loader, newest(request.model))
+    await _check(facts, policy, store, loader)
     await store.put(keys.model_index(request.model), b"")
     reached("index.stored")
     found = await put_once(store, keys.job_request(request.model, request.job_id), data)
@@ -119,9 +117,7 @@ async def _facts(loader: ViewLoader, data: bytes) -> JobFacts:
         raise NotFound("the graph is not in the store", code="no_graph", remedy="upload it before the request") from error
 
 
-async def _check(
-    facts: JobFacts, policy: NetworkPolicy, store: ObjectStore, loader: ViewLoader, newest: model_pb2.Manifest | None
-) -> None:
+async def _check(facts: JobFacts, policy: NetworkPolicy, store: ObjectStore, loader: ViewLoader) -> None:
     request, graph = facts.request, facts.graph
     if graph.name != request.model:
         raise InvalidInput(f"the graph is of model {graph.name!r}, the request of {request.model!r}", code="wrong_model")
@@ -139,11 +135,11 @@ async def _check(
     if request.unit_batches < 1 or request.num_batches < 1:
         raise InvalidInput("a job has at least one batch and a unit of at least one", code="bad_request")
     check_rate(request.batches_per_s)
-    await _check_manifest(facts, store, loader, newest)
+    await _check_manifest(facts, policy, store, loader)
     _check_dataset(facts, await _dataset(facts, store))
 
 
-async def _check_manifest(facts: JobFacts, store: ObjectStore, loader: ViewLoader, newest: model_pb2.Manifest | None) -> None:
+async def _check_manifest(facts: JobFacts, policy: NetworkPolicy, store: ObjectStore, loader: ViewLoader) -> None:
     request = facts.request
     try:
         manifest, _ = await loader.manifest(request.model, request.initial_manifest_digest)
@@ -153,7 +149,7 @@ async def _check_manifest(facts: JobFacts, store: ObjectStore, loader: ViewLoade
     if wanted != found:
         raise InvalidInput(f"the initial manifest does not fit the graph: {sorted(wanted ^ found)}", code="wrong_manifest")
     _check_cleared(manifest)
-    _check_stands(manifest, newest)
+    await _check_stays(request, manifest, policy, store, loader)
     await _check_weights(facts, manifest, loader)
     for entry in manifest.entries:
         checkpoint = entry.working[0]
@@ -177,13 +173,24 @@ def _check_cleared(manifest: model_pb2.Manifest) -> None:
         )  # fmt: skip
 
 
-def _check_stands(manifest: model_pb2.Manifest, newest: model_pb2.Manifest | None) -> None:
-    """Nothing of it was taken back since; what is taken back while the job is queued ends it (`orchestrator.jobs.next_change`)."""
-    taken_back = frozenset(newest.retracted if newest is not None else ())
-    if back := [entry.vnode for entry in manifest.entries if entry.working[0].digest in taken_back]:
+async def _check_stays(
+    request: model_pb2.JobRequest, manifest: model_pb2.Manifest, policy: NetworkPolicy, store: ObjectStore, loader: ViewLoader
+) -> None:
+    """What the manifest under the head condemns is deleted at any moment, though it may still be there; what it takes back is not gone on from."""
+    try:
+        stored = await store.get(keys.head(request.model), max_bytes=limits.MAX_HEAD_BYTES)
+        digest = open_stored_head(stored.data, policy, request.model, None).manifest_digest
+        newest = (await loader.manifest(request.model, digest))[0] if digest else model_pb2.Manifest()
+    except (NotFound, Corrupt):
+        return  # nothing that is known here was condemned, of a model without a job before this one say
+    for gone, code in ((newest.retracted, "taken_back"), (newest.condemned, "condemned")):
+        found = [entry.vnode for entry in manifest.entries if entry.working[0].digest in gone]
+        if not found:
+            continue
         raise Refused(
-            f"states of manifest {manifest.number} were taken back: of {', '.join(back[:MAX_NAMED])}", code="taken_back",
-            remedy="go on from another manifest: dcnr job list --json names that of each job", vnode=back[0],
+            f"manifest {newest.number}, which is in force, names as {code} what the job would begin with: states of {', '.join(found[:MAX_NAMED])}",
+            code=code, remedy="go on from a newer manifest (dcnr job list --json names that of each job), or give the graph another seed",
+            vnode=found[0],
         )  # fmt: skip
 
 

@@ -100,7 +100,6 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             store=shared.store,
             loader=self._models.loader,
             wall_unix_ms=int(shared.clock.wall() * 1000),
-            newest=self._newest_manifest,
         )
         runtime = self._models.runtime(stored.model)
         runtime.refresh_jobs.fire()

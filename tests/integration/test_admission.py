@@ -18,6 +18,7 @@ from dataservice.dataset_manifest import FieldSpec, parse_manifest
 from dcnr.errors import InvalidInput, Refused
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.admission import admit
+from orchestrator.documents import sealed
 from trust.amendment import Changes, amend
 from trust.envelope import digest_of_envelope, seal
 from trust.folding import AUDITS_DRAWN
@@ -51,6 +52,36 @@ def test_a_job_goes_on_from_audited_training_where_all_of_it_is_cleared(audits: 
         assert refused.value.code == "not_cleared"
         assert "dcnr job watch JOB" in refused.value.remedy, "lists of jobs cut digests short, and --from-manifest takes whole ones"
         assert made.store.peek(keys.job_request(MODEL, JOB)) is None
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("given_up", ["condemned", "retracted"])
+def test_no_job_begins_with_what_the_manifest_in_force_condemns_or_takes_back(given_up: str) -> None:
+    """It may be there now and be gone in a moment: the job would wait for ever for what it begins with."""
+
+    async def story() -> None:
+        made = World(1, 0)
+        holder, loader = made.orchestrators[0].shared.key, made.orchestrators[0].runtime.loader
+        wish = await stage(made.store, made.policy, MAINTAINER, MODEL, CLOCK, JOB)
+        first, _ = await loader.manifest(MODEL, model_pb2.JobRequest.FromString(wish.payload).initial_manifest_digest)
+        doomed = first.entries[1]
+        for digest in ("f" * 64, doomed.working[0].digest):
+            newest = model_pb2.Manifest(network_id=made.policy.network_id, model=MODEL, number=7, epoch=1, holder=holder.node_id)
+            getattr(newest, given_up).append(digest)
+            named = sealed(identity_pb2.DOMAIN_MANIFEST, newest, holder)
+            head = model_pb2.Head(network_id=made.policy.network_id, model=MODEL, epoch=1, holder=holder.node_id, sequence=9)
+            head.manifest_digest = named.digest
+            await made.store.put(keys.manifest(MODEL, named.digest), named.data)
+            await made.store.put(keys.head(MODEL), sealed(identity_pb2.DOMAIN_HEAD, head, holder).data)
+            if digest == doomed.working[0].digest:
+                with pytest.raises(Refused, match=f"manifest 7.*{doomed.vnode}") as refused:
+                    await admit(wish, policy=made.policy, store=made.store, loader=loader, wall_unix_ms=0)
+                assert refused.value.code == "condemned"
+                assert made.store.peek(keys.job_request(MODEL, JOB)) is None
+        head.ClearField("manifest_digest")
+        await made.store.put(keys.head(MODEL), sealed(identity_pb2.DOMAIN_HEAD, head, holder).data)
+        assert not (await admit(wish, policy=made.policy, store=made.store, loader=loader, wall_unix_ms=0))[1]
 
     asyncio.run(story())
 
