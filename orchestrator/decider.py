@@ -40,6 +40,7 @@ from orchestrator.planning import handed_over, plan_changes, plan_reason, plan_r
 from orchestrator.progress import progress_of, reports_of
 from orchestrator.releases import ReleaseBook
 from orchestrator.signal import Signal
+from orchestrator.silence import NodeRecord
 from orchestrator.track import TrackRecords
 from orchestrator.view import ModelView, ViewLoader
 from trust.identity import NodeKey
@@ -294,7 +295,7 @@ class Decider:
         known = self._loop.core.known
         assert known is not None
         before = {item.pnode_id for item in view.plan.assignments} if view.plan is not None else set()
-        hosting = {node_id for node_id, record in self._inventory.nodes().items() if record.beat.replicas and record.streams}
+        hosting = {node_id for node_id, record in self._inventory.nodes().items() if self._is_astray(record)}
         num_told = len(before | hosting | {item.pnode_id for item in plan.assignments})
         plan.sequence = int(known.head.sequence) + publishing.sequences_meanwhile(num_told)
         costs = view.job.costs if view.job is not None else ()
@@ -364,8 +365,13 @@ class Decider:
         return sorted(
             node_id
             for node_id in frozenset().union(*others)
-            if nodes[node_id].streams and not view.hosted_by(node_id) and (digest, node_id) not in self._emptied
+            if self._is_astray(nodes[node_id]) and not view.hosted_by(node_id) and (digest, node_id) not in self._emptied
         )
+
+    def _is_astray(self, record: NodeRecord) -> bool:
+        """Whether a PNode that is attached hosts what the plan of no model gives it. What it says of its plan is one model's only."""
+        given = self._inventory.ties.given(record.node_id)
+        return record.streams > 0 and any(one.replica not in given for one in record.beat.replicas)
 
     # Manifest
 

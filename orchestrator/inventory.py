@@ -74,7 +74,7 @@ class Inventory:
         self._standings: Mapping[str, Judgement] = {}
         self._newcomer: Judgement | None = None
         self._tracks: Mapping[str, TrackRecord] = {}
-        self._ties = Ties()
+        self.ties = Ties()
         self._said: dict[frozenset[str] | None, frozenset[str] | None] = {}
         """What PNodes can build, each kept once: of thousands nearly all say the same."""
 
@@ -162,7 +162,7 @@ class Inventory:
         """Only whom a plan makes a neighbour can a PNode fail to reach; whoever is accused, however often and by whomever, is looked at now and then."""
         due: list[str] = []
         said = {evidence.pnode_id: evidence.broken for evidence in beat.evidence if evidence.pnode_id in self._nodes}
-        for name in sorted(self._ties.tied(node_id, said)):
+        for name in sorted(self.ties.tied(node_id, said)):
             other = self._nodes[name]
             if node_id in other.accusers or len(other.accusers) < MAX_ACCUSERS:
                 other.accusers[node_id] = (now, said[name])
@@ -188,7 +188,7 @@ class Inventory:
     def _note_refusals(self, record: NodeRecord, now: float, beat: orchestrator_pb2.Beat) -> None:
         """An assignment that stays failed under a living worker is the node's refusal; one that a dead worker took along is not, nor what no plan gave it."""
         failed = [item for item in beat.replicas if beat.worker_alive and item.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED]
-        given = self._ties.given(record.node_id) if failed else {}
+        given = self.ties.given(record.node_id) if failed else {}
         if refused_anew(record, now, {item.vnode: item.reason for item in failed if given.get(item.replica) == item.vnode}):
             self._renewed.add(record.node_id)
 
@@ -235,7 +235,7 @@ class Inventory:
 
     def planned(self, model: str, hosted: Hosted, feeds: Feeds = NO_FEEDS) -> None:
         """The plan under that model's head, by PNode, and by VNode what feeds it: only what a plan gave it can a PNode refuse, or miss."""
-        self._ties.planned(model, hosted, feeds)
+        self.ties.planned(model, hosted, feeds)
 
     def tick(self, now: float) -> list[Transition]:
         """Judges every node whose state may have changed and returns what did."""

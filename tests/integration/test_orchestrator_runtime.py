@@ -13,7 +13,7 @@ from runtime_rig import CLOCK, JOB, MAINTAINER, MODEL, World, until, world
 from dataservice import keys, manifests
 from dcnr import limits
 from dcnr.errors import InvalidInput, NotFound, Refused, Stale
-from dcnr.v1 import data_pb2, identity_pb2, model_pb2
+from dcnr.v1 import data_pb2, identity_pb2, model_pb2, orchestrator_pb2
 from orchestrator import decider
 from orchestrator.admission import admit, record_cancel
 from orchestrator.changes import MAX_DECIDED
@@ -220,6 +220,41 @@ def test_what_a_job_had_placed_is_released_also_where_its_outcome_has_left_the_h
             assert head is not None
             assert JOB not in {outcome.job_id for outcome in head.decided}
             await until(lambda: second.plan is not None and not second.plan.assignments, "the plan is empty", 10.0)
+
+    asyncio.run(story())
+
+
+def test_only_who_hosts_what_no_plan_gave_it_is_told_to_host_nothing() -> None:
+    """A PNode says one plan's digest whatever models it works for: what another model's plan gave it is no business of this one's holder."""
+    busy, stray = "0" * 40, "f" * 40  # in the order in which they would be told
+
+    def beat(replica: str) -> orchestrator_pb2.Beat:
+        active = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
+        report = orchestrator_pb2.ReplicaReport(replica=replica, vnode=replica.partition(".")[0], state=active)
+        return orchestrator_pb2.Beat(sequence=1, worker_alive=True, plan_digest="d" * 64, replicas=[report])
+
+    async def story() -> None:
+        async with world(workers=3) as made:
+            await made.submit()
+            holder = await made.running()
+            inventory, now = holder.shared.inventory, CLOCK.monotonic()
+            inventory.planned("another", {busy: (model_pb2.Assignment(replica="x.7", vnode="x", pnode_id=busy),)})
+            for node_id, replica in ((busy, "x.7"), (stray, "x.6")):
+                inventory.attached(node_id, now)
+                inventory.beat(node_id, now, beat(replica), 1e6)
+
+            def told() -> set[str]:
+                assert holder.runtime.head is not None
+                digest = holder.runtime.head.plan_digest
+                return {one for one in (busy, stray) if made.store.peek(keys.desired(MODEL, digest, one)) is not None}
+
+            await until(lambda: bool(told()), "somebody is told beside the plan")
+            assert told() == {stray}
+            before = holder.plan
+            assert before is not None
+            made.workers[:] = [worker for worker in made.workers if worker.node_id != before.assignments[0].pnode_id]
+            await until(lambda: holder.plan is not None and holder.plan.number > before.number, "the next plan")
+            assert told() == {stray}
 
     asyncio.run(story())
 
