@@ -85,6 +85,10 @@ class HeadCore:
         self._known: KnownHead | None = None
         self._absent = False
         self._newest_seen: tuple[int, int] = (0, 0)
+        self._floor: tuple[int, int] = (0, 0)
+        """What is older was read late, unless the store has gone back: then from there on the head that it has counts."""
+        self._older: _Watch | None = None
+        """How long nothing but older heads has been read."""
         self._attempts: dict[Digest, _Attempt] = {}
         self._queue: dict[int, Change] = {}
         self._tickets = itertools.count(1)
@@ -208,6 +212,7 @@ class HeadCore:
         self._next_poll = event.now + self._times.poll_s
         if self._known is not None and event.etag == self._known.etag and event.data == self._known.data:
             self._saw(event.etag, event.now)
+            self._older = None
             return
         try:
             head = self._open(event.data)
@@ -216,10 +221,15 @@ class HeadCore:
             self._lose(f"the head in the store cannot be trusted: {error.message}", out)
             self._watch = None
             return
-        if (head.epoch, head.sequence) < self._newest_seen and not self._back_for_long(event):
-            out.append(StoreWentBack(self._newest_seen[1], head.sequence))
+        read = (head.epoch, head.sequence)
+        if read >= self._floor:
+            self._older = None
+        elif not self._back_for_long(event):
+            out.append(StoreWentBack(self._floor, read))
             self._must_read = True
             return
+        else:
+            self._floor, self._older = read, None
         self._learn(KnownHead(head, event.data, event.etag), event.now, out)
 
     def _landed(self, data: bytes, etag: str, now: float, out: list[HeadInstruction]) -> None:
@@ -237,21 +247,27 @@ class HeadCore:
         if self._known is not None:
             self._must_read, self._watch = True, None
             self._reason = "the head has disappeared from the store"
-            out.append(StoreWentBack(self._newest_seen[1], 0))
+            out.append(StoreWentBack(self._floor, (0, 0)))
             return
         self._absent = True
 
     def _back_for_long(self, event: GetAnswered) -> bool:
-        """An older head that stays is a restored store; one that passes was a stale read."""
+        """A store that shows nothing newer for so long was restored, also where somebody who never saw the newer head writes on from there; what passes was a
+        stale read.
+        """
         self._saw(event.etag, event.now)
-        return self._watch is not None and self._sent_at - self._watch.since >= self._times.take_s
+        if self._older is None or self._sent_at - self._older.last > self._times.gap_s:
+            self._older = _Watch("", event.now, event.now)
+        self._older.last = event.now
+        return self._sent_at - self._older.since >= self._times.take_s
 
     def _learn(self, known: KnownHead, now: float, out: list[HeadInstruction]) -> None:
         """A head that was not known: own attempts under the old one are settled by it."""
         previous, self._unwritten = self._known, ""
         self._known, self._absent, self._must_read = known, False, False
         self._next_poll, self._next_put = now + self._times.poll_s, -math.inf
-        self._newest_seen = max(self._newest_seen, (known.head.epoch, known.head.sequence))
+        is_at = (known.head.epoch, known.head.sequence)
+        self._newest_seen, self._floor = max(self._newest_seen, is_at), max(self._floor, is_at)
         landed = self._attempts.get(digest_of(known.data))
         self._attempts.clear()
         self._saw(known.etag, now)

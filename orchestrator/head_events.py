@@ -148,10 +148,16 @@ class TermLost:
 
 @dataclass(frozen=True, slots=True)
 class StoreWentBack:
-    """The store answers with an older head than one seen before: restored from a backup, or a stale read."""
+    """The store answers with an older head than one seen before: restored from a backup, or a stale read. (epoch, sequence) of both; zeros: without a head."""
 
-    seen_sequence: int
-    read_sequence: int
+    seen: tuple[int, int]
+    read: tuple[int, int]
+
+    @property
+    def reason(self) -> str:
+        """In words."""
+        found = f"epoch {self.read[0]}, sequence {self.read[1]}" if any(self.read) else "nothing"
+        return f"{found} was read after epoch {self.seen[0]}, sequence {self.seen[1]} had been seen"
 
 
 HeadInstruction = Get | Put | HeadSeen | Landed | Dropped | TermGained | TermLost | StoreWentBack

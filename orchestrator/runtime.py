@@ -304,9 +304,9 @@ class ModelRuntime:
                 history.say("holder_changed", self.model, f"this orchestrator holds the head in epoch {epoch}", epoch=epoch)
             case TermLost(epoch=epoch, reason=reason):
                 history.say("term_lost", self.model, reason, epoch=epoch)
-            case StoreWentBack(seen_sequence=seen, read_sequence=read):
+            case StoreWentBack(reason=reason):
                 if self.shared.clock.monotonic() - self._went_back_at > DRIFT_S:
-                    history.say("store_rolled_back", self.model, f"sequence {read} was read after {seen} had been seen")
+                    history.say("store_rolled_back", self.model, reason)
                 self._went_back_at = self.shared.clock.monotonic()
             case _:
                 pass

@@ -15,11 +15,13 @@ from orchestrator.head_events import (
     GetAnswered,
     GetFailed,
     HeadInstruction,
+    HeadSeen,
     HeadTimes,
     Landed,
     Put,
     PutAnswered,
     PutUnknown,
+    StoreWentBack,
     TermGained,
     TermLost,
     Tick,
@@ -212,6 +214,49 @@ def test_with_the_store_away_nothing_is_decided() -> None:
     assert not writer.is_holder(now)
     assert not writer.store_ok
     assert writer.reason
+
+
+def read_on(writer: HeadCore, now: float, data: bytes, etag: str) -> list[HeadInstruction]:
+    """What a look two seconds after the one before comes to."""
+    assert Get() in writer.step(Tick(now, 1))
+    return writer.step(GetAnswered(now, data, etag))
+
+
+def follower_of(epoch: int, sequence: int) -> HeadCore:
+    """A core that saw that head last, at 0 s, and holds nothing."""
+    writer = core()
+    writer.step(Tick(0.0, 1))
+    writer.step(GetAnswered(0.0, foreign(epoch, sequence), "new"))
+    return writer
+
+
+def test_a_store_that_went_back_is_told_and_followed_also_where_somebody_writes_on_from_there() -> None:
+    """Who never saw the newer head takes the older one over, and renews it: waiting for it to stand still, others would never follow again."""
+    writer, told, now = follower_of(10, 500), list[StoreWentBack](), 0.0
+    while writer.known is not None and writer.known.head.epoch == 10:
+        now += 2.0
+        assert now < 60.0
+        told += [item for item in read_on(writer, now, foreign(8, 300 + int(now)), f"e{now}") if isinstance(item, StoreWentBack)]
+        assert not writer.is_holder(now)
+    assert (told[0].seen, told[0].read) == ((10, 500), (8, 302))
+    assert told[0].reason == "epoch 8, sequence 302 was read after epoch 10, sequence 500 had been seen"
+    assert now - 2.0 >= 9.6, "what passes was a stale read"
+    seen = read_on(writer, now + 2.0, foreign(8, 302 + int(now)), "next")
+    assert [type(item) for item in seen] == [HeadSeen], "from there on the head is followed as any other"
+    assert any(isinstance(item, StoreWentBack) for item in read_on(writer, now + 4.0, foreign(8, 301), "stale"))
+    when, put = take(writer, foreign(8, 302 + int(now)), "next", now + 6.0)
+    assert when - now >= 9.6
+    assert (head_of(put).epoch, head_of(put).sequence) == (11, 501), "higher than whatever a PNode can have obeyed"
+
+
+def test_late_reads_among_newer_ones_are_no_store_that_went_back() -> None:
+    writer = follower_of(10, 500)
+    for number in range(1, 20):
+        late = read_on(writer, 4.0 * number - 2.0, foreign(9, 300 + number), f"late{number}")
+        assert [type(item) for item in late if isinstance(item, StoreWentBack | HeadSeen)] == [StoreWentBack]
+        read_on(writer, 4.0 * number, foreign(10, 500 + number // 2), f"new{number // 2}" if number > 1 else "new")
+    assert writer.known is not None
+    assert writer.known.head.epoch == 10
 
 
 def test_time_used_is_carried_in_the_head() -> None:
