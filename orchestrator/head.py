@@ -89,6 +89,8 @@ class HeadCore:
         """What is older was read late, unless the store has gone back: then from there on the head that it has counts."""
         self._older: _Watch | None = None
         """How long nothing but older heads has been read."""
+        self.num_back = 0
+        """How often the store went back for good: what it held before may be there no more."""
         self._attempts: dict[Digest, _Attempt] = {}
         self._queue: dict[int, Change] = {}
         self._tickets = itertools.count(1)
@@ -229,7 +231,8 @@ class HeadCore:
             self._must_read = True
             return
         else:
-            self._floor, self._older = read, None
+            self._floor, self._older, self.num_back = read, None, self.num_back + 1
+            self._lose(f"the store went back to epoch {head.epoch}, sequence {head.sequence}", out)
         self._learn(KnownHead(head, event.data, event.etag), event.now, out)
 
     def _landed(self, data: bytes, etag: str, now: float, out: list[HeadInstruction]) -> None:

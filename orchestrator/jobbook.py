@@ -57,7 +57,7 @@ class JobBook:
         self._unread: dict[str, tuple[str, int, int]] = {}
         """Jobs of which an object cannot be read: why, how often that was so, and how many looks more pass without another try."""
         self._listed: frozenset[str] = frozenset()
-        self._needed = ""
+        self._needed, self._num_back = "", 0
         self._reading, self._looks = asyncio.Lock(), Looks(lambda: self._read("", counts=False), LOOK_S)
 
     @property
@@ -75,10 +75,15 @@ class JobBook:
         """Jobs that the store lists and of which nothing is known here yet: they are not read, or not readable."""
         return self._listed - self._records.keys()
 
-    async def refresh(self, needed: str = "") -> None:
+    async def refresh(self, needed: str = "", num_back: int = 0) -> None:
         """Lists the jobs to the last one and reads what is new; ``needed``, the active one, is tried in every look. Raises Unavailable where the store as a
-        whole does not answer; what of single jobs it does not give is in `unread`.
+        whole does not answer; what of single jobs it does not give is in `unread`. ``num_back``: how often the store went back. With each time everything is
+        read anew: jobs and ends that it has no more are none.
         """
+        if num_back != self._num_back:
+            self._num_back = num_back
+            self._records.clear()
+            self._unread.clear()
         await self._read(needed, counts=True)
 
     async def look(self) -> None:

@@ -185,6 +185,8 @@ def _beginning_gone(record: JobRecord, taken_back: Iterable[str]) -> model_pb2.O
 
 def _active(head: model_pb2.Head, record: JobRecord, progress: Progress | None, ended: frozenset[str]) -> Change | None:
     active = head.active
+    if record.end is not None:  # a store that went back: what was decided of it is repeated, never decided anew
+        return Decide(record.end.SerializeToString(deterministic=True), ended)
     if record.cancel_reason is not None:
         outcome = _outcome(record.job_id, model_pb2.JOB_STATE_CANCELLED, head.manifest_digest, record.cancel_reason or "called off")
         return Decide(outcome.SerializeToString(deterministic=True), ended)

@@ -387,7 +387,7 @@ class ModelRuntime:
             self._check_shown()
             started = self.shared.clock.monotonic()
             try:
-                await self.jobs.refresh(self._active)
+                await self.jobs.refresh(self._active, self.loop.core.num_back)
                 self.jobs_trouble = next(
                     (f"job {name} cannot be read: {why}" for name, why in sorted(self.jobs.unread.items())), ""
                 )

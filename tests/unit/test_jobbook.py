@@ -301,3 +301,23 @@ def test_an_end_that_can_neither_be_written_nor_read_holds_up_no_other() -> None
     asyncio.run(ends.write(view))
     asyncio.run(ends.write(view))
     assert (shelf.book.records["a"].end, ends.trouble) == (decided[0], "")
+
+
+def test_what_a_store_that_went_back_has_no_more_is_no_job_and_no_end() -> None:
+    """Activated, a job without its request would hold the head for ever: nobody could even call it off."""
+    shelf = Shelf()
+    shelf.submit("kept", begins_with=shelf.manifest(1, HOLDER))
+    shelf.submit("lost", begins_with=shelf.manifest(2, HOLDER))
+    shelf.end("kept")
+    shelf.refresh()
+    assert shelf.activated() == "lost"
+    shelf.store.rewind(keys.job_request("m", "lost"), None)
+    shelf.store.rewind(keys.job_end("m", "kept"), None)
+    shelf.refresh()
+    assert shelf.activated() == "lost", "a listing may be stale: nothing is forgotten for that"
+    asyncio.run(shelf.book.refresh(num_back=1))
+    assert sorted(shelf.book.records) == ["kept"]
+    assert shelf.activated() == "kept", "it goes on from where the store is"
+    shelf.end("kept")
+    asyncio.run(shelf.book.refresh(num_back=1))
+    assert shelf.activated() == ""

@@ -300,6 +300,22 @@ def test_an_ended_job_is_never_run_again() -> None:
     assert not ends_to_write(made, {"j1": record(end=done)})
 
 
+@pytest.mark.parametrize(
+    "kinds",
+    [{}, {"cancel_reason": "enough"}, {"problem": "its graph is gone"}, {"pause": model_pb2.JobPause(number=9, paused=True)}],
+)
+def test_where_the_head_went_back_the_end_of_its_active_job_is_repeated_and_nothing_else(kinds: dict[str, object]) -> None:
+    done = model_pb2.Outcome(job_id="j1", state=model_pb2.JOB_STATE_COMPLETED, manifest_digest="m9", reason="as it was")
+    jobs = {"j1": record(end=done, **kinds), "j2": record("j2", 2.0)}
+    back = head(RUNNING)
+    change = next_change(back, jobs, PROGRESS, 0)
+    assert outcome(change) == done
+    assert isinstance(change, Decide)
+    assert apply(change, back) == ""
+    assert not ends_to_write(back, jobs)
+    assert next_change(back, jobs, None, 0) == Activate("j2", "r0", "m0")
+
+
 def test_where_a_job_stands() -> None:
     made = head(RUNNING)
     assert state_of("j1", made, record()) == RUNNING
