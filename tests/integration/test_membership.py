@@ -156,6 +156,67 @@ def test_a_neighbour_that_told_no_location_is_found_by_its_advert() -> None:
     in_town(scene)
 
 
+def test_with_all_orchestrators_dead_a_neighbour_that_comes_back_elsewhere_is_found_through_the_dht_alone() -> None:
+    """No gossip reaches the one that looks for it, in neither direction: whatever it is told comes from the directory."""
+
+    async def scene(town: Town) -> None:
+        dead = await town.orchestrator()
+        for _ in range(5):
+            await town.add()
+        host, finder = town.nodes[1], town.nodes[5]
+        await until(lambda: all(node.knows(*town.nodes) for node in town.nodes), "not everybody knows everybody")
+        await until(lambda: all(len(node.tables()) >= 5 for node in town.nodes), "the directory is not joined")
+        worker, told, said = NodeKey.generate(), list[local_pb2.NeighbourAddress](), list[str]()
+
+        def life(incarnation: int) -> identity_pb2.Envelope:
+            addresses = [f"127.0.0.1:{incarnation}"]
+            return make_delegation(host.key, town.policy.network_id, worker.public_der, incarnation, addresses, time.time())
+
+        def incarnation(item: local_pb2.NeighbourAddress) -> int:
+            return int(identity_pb2.Delegation.FromString(item.delegation.payload).incarnation)
+
+        def first_life_is_known() -> bool:
+            advert = finder.membership.find(host.key.node_id)
+            return advert is not None and advert.delegation is not None
+
+        async def send(message: local_pb2.ToWorker) -> bool:
+            told.append(message.neighbour)
+            return True
+
+        host.membership.update_self(delegation=life(1))
+        assert await host.membership.publish_location("mnist", "conv1.0", life(1)) >= 3
+        await until(first_life_is_known, "the advert did not spread")
+        async with asyncio.TaskGroup() as group:
+            neighbours = Neighbours(
+                membership=finder.membership, orchestrators=Orchestrators(finder.dialer, dict), network_id=town.policy.network_id,
+                wanted=lambda: [("mnist", model_pb2.Neighbour(replica="conv1.0", pnode_id=host.key.node_id))], send=send,
+                clock=SystemClock(), say=lambda kind, _, reason: said.append(f"{kind} {reason}"), group=group,
+            )  # fmt: skip
+            await neighbours.refresh()
+            assert [incarnation(item) for item in told] == [1]
+            assert finder.membership.dht_lookups == 0
+            finder.dialer.cut_off.update(node.key.node_id for node in town.nodes)
+            for node in town.nodes:
+                node.dialer.cut_off.add(finder.key.node_id)
+            for node in (dead, host):
+                town.nodes.remove(node)
+                await node.die()
+            back = await town.add(host.key, entries=[town.nodes[0].address])
+            back.dialer.cut_off.add(finder.key.node_id)
+            assert back.address != host.address
+            back.membership.update_self(delegation=life(2))
+            await until(lambda: len(back.tables()) >= 3, "it has not joined the directory again")
+            assert await back.membership.publish_location("mnist", "conv1.0", life(2)) >= 2
+            neighbours.lost(local_pb2.NeighbourLost(replica="conv1.0", pnode_id=host.key.node_id, broken=True))
+            await until(lambda: len(told) > 1, "the neighbour was not found")
+            neighbours.stop()
+        assert [incarnation(item) for item in told] == [1, 2]
+        assert said == [f"neighbour_found {host.key.node_id[:8]} by the DHT, incarnation 2"]
+        assert finder.membership.dht_lookups >= 1
+
+    in_town(scene)
+
+
 def test_another_network_is_refused_by_name() -> None:
     async def scene(town: Town) -> None:
         first = await town.orchestrator()
