@@ -336,6 +336,20 @@ def test_only_the_primary_makes_checkpoints() -> None:
     run(story)
 
 
+def test_a_lineage_of_overlapping_intervals_is_refused_and_leaves_nothing_behind() -> None:
+    async def story(world: World) -> None:
+        made, commit = world.checkpoint(SPAN(0, 3), [0, 1, 2])
+        twice = model_pb2.Checkpoint()
+        twice.CopyFrom(made)
+        del twice.lineage.intervals[:]
+        for first, end in ((0, 2), (1, 3)):
+            twice.lineage.intervals.add(first=first, end=end)
+        assert await refused(world, (twice, commit)) == "bad_intervals"
+        assert await world.learned((made, commit)) == {("a.0", PNODE.node_id): SPAN(0, 3)}
+
+    run(story)
+
+
 def nan_at_the_end(parent: str) -> bytes:
     data = bytearray(state(SPAN(0, 2), parent))
     data[-4:] = np.array([np.nan], "<f4").tobytes()

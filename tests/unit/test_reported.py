@@ -32,6 +32,8 @@ PLAN, JOB = "p" * 64, "j"
 ACTIVE, FAILED = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, orchestrator_pb2.ASSIGNMENT_STATE_FAILED
 RELEASING = orchestrator_pb2.ASSIGNMENT_STATE_RELEASING
 BAD = common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=5, end=5)])
+OVERLAPPING = common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=0, end=6), common_pb2.Interval(first=5, end=9)])
+BACKWARDS = common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=5, end=9), common_pb2.Interval(first=0, end=4)])
 
 
 def plan() -> model_pb2.Plan:
@@ -79,6 +81,10 @@ def following(seen: ModelView | None = None) -> Reported:
         ({"num_learned": NUM_BATCHES + 1}, "batches_out_of_range"),
         ({"lineage": BAD}, "bad_intervals"),
         ({"unmerged": BAD}, "bad_intervals"),
+        ({"lineage": OVERLAPPING}, "bad_intervals"),
+        ({"unmerged": OVERLAPPING}, "bad_intervals"),
+        ({"durable": OVERLAPPING}, "bad_intervals"),
+        ({"lineage": BACKWARDS}, "bad_intervals"),
     ],
 )
 def test_batches_that_the_job_does_not_have_fail_that_replica_alone_and_are_told_once(fields: dict[str, Any], code: str) -> None:

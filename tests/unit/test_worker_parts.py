@@ -13,7 +13,7 @@ from dcnr.errors import Corrupt, RemoteFault, Unavailable
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
 from dcnr.system import SystemClock
-from dcnr.v1 import local_pb2, orchestrator_pb2, vnode_pb2
+from dcnr.v1 import common_pb2, local_pb2, orchestrator_pb2, vnode_pb2
 from pnode import frames
 from pnode.exchange import Control
 from pnode.hosted import codec_in_force
@@ -141,6 +141,18 @@ def test_only_the_newest_need_of_a_lane_waits_and_no_eviction_is_forgotten() -> 
 def test_statements_that_no_receiver_makes_are_faults(message: vnode_pb2.LinkMessage) -> None:
     with pytest.raises(RemoteFault):
         heard_event(0.0, 1, message)
+
+
+@pytest.mark.parametrize("field", ["wanted", "forward_only", "evicted", "durable"])
+def test_batches_that_are_no_set_are_no_statement(field: str) -> None:
+    overlapping = common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=0, end=5), common_pb2.Interval(first=4, end=9)])
+    need = vnode_pb2.Need(lane=vnode_pb2.Lane(split="train"))
+    if field != "durable":
+        getattr(need, field).CopyFrom(overlapping)
+    durable = vnode_pb2.LinkMessage(durable=vnode_pb2.Durable(batches=overlapping))
+    with pytest.raises(Corrupt) as refused:
+        heard_event(0.0, 1, durable if field == "durable" else vnode_pb2.LinkMessage(need=need))
+    assert refused.value.code == "bad_intervals"
 
 
 @pytest.mark.parametrize(
