@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from dataservice import keys
@@ -34,12 +35,18 @@ KEPT: Final = (
 
 
 async def admit(
-    envelope: identity_pb2.Envelope, *, policy: NetworkPolicy, store: ObjectStore, loader: ViewLoader, wall_unix_ms: int,
-) -> tuple[model_pb2.JobRequest, bool]:  # fmt: skip
-    """The stored request and whether it was there before.
+    envelope: identity_pb2.Envelope,
+    *,
+    policy: NetworkPolicy,
+    store: ObjectStore,
+    loader: ViewLoader,
+    wall_unix_ms: int,
+    check_room: Callable[[str], None] = lambda _: None,
+) -> tuple[model_pb2.JobRequest, bool]:
+    """The stored request and whether it was there before. ``check_room`` raises Unavailable where nobody here could decide about a job of that model.
 
-    Raises Refused (``unsigned_job``, ``wrong_network``, ``component_not_allowed``, ``not_cleared``, ``taken_back``, ``condemned``), InvalidInput, NotFound (an object it names
-    is not in the store), Stale (``job_id_taken``), Unavailable.
+    Raises Refused (``unsigned_job``, ``wrong_network``, ``component_not_allowed``, ``not_cleared``, ``taken_back``, ``condemned``), InvalidInput, NotFound (an
+    object it names is not in the store), Stale (``job_id_taken``), Unavailable.
     """
     request = policy.open_job_request(envelope)
     check_name(request.job_id)
@@ -52,6 +59,7 @@ async def admit(
     data = envelope.SerializeToString(deterministic=True)
     facts = await _facts(loader, data)
     await _check(facts, policy, store, loader)
+    check_room(request.model)
     await store.put(keys.model_index(request.model), b"")
     reached("index.stored")
     found = await put_once(store, keys.job_request(request.model, request.job_id), data)

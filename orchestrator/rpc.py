@@ -69,6 +69,7 @@ class Models(Protocol):
     started_at: float
 
     def runtime(self, model: str) -> ModelRuntime: ...
+    def check_room(self, model: str) -> None: ...
 
     async def look(self) -> None: ...
 
@@ -100,6 +101,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             store=shared.store,
             loader=self._models.loader,
             wall_unix_ms=int(shared.clock.wall() * 1000),
+            check_room=self._models.check_room,
         )
         runtime = self._models.runtime(stored.model)
         runtime.refresh_jobs.fire()

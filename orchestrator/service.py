@@ -96,11 +96,15 @@ class ModelTable:
         """The runtime of a model, started if it was not known. Raises Unavailable where there are too many."""
         found = self.runtimes.get(model)
         if found is None:
-            if len(self.runtimes) >= MAX_MODELS:
-                raise Unavailable(f"this orchestrator serves {MAX_MODELS} models already", code="too_many_models")
+            self.check_room(model)
             found = self.runtimes[model] = ModelRuntime(model, self.shared)
             self._tasks.append(self._group.create_task(self._keep(model, found), name=f"model-{model}"))
         return found
+
+    def check_room(self, model: str) -> None:
+        """Raises Unavailable (``too_many_models``) for a model for which there is no runtime, and no place for one."""
+        if model not in self.runtimes and len(self.runtimes) >= MAX_MODELS:
+            raise Unavailable(f"this orchestrator serves {MAX_MODELS} models already", code="too_many_models")
 
     async def _keep(self, model: str, runtime: ModelRuntime) -> None:
         """A runtime whose invariant breaks is replaced by one that knows nothing, an ordinary taker; the others do not notice."""

@@ -110,6 +110,7 @@ async def rig() -> AsyncIterator[Rig]:
         runtimes=found.runtimes,
         software="test",
         started_at=0.0,
+        check_room=lambda model: None,
     )
 
     async def unreachable(node_id: str, addresses: list[str]) -> bool:

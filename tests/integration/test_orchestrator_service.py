@@ -23,7 +23,7 @@ from dataservice.embedded import EmbeddedStore
 from dataservice.s3 import S3Store, StoreAddress
 from dcnr.cli import dcnr as maintainer_command
 from dcnr.cli import errors
-from dcnr.errors import InvalidInput, NotFound, Refused
+from dcnr.errors import InvalidInput, NotFound, Refused, Unavailable
 from dcnr.ids import digest_of
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.errors import error_from_rpc
@@ -181,6 +181,38 @@ def test_a_job_that_another_orchestrator_accepted_is_known_at_once(
                 await owner.close()
         finally:
             await store.delete(f"{keys.model_index_prefix()}no name of a model")
+            store.close()
+
+    asyncio.run(story())
+
+
+def test_a_job_of_a_model_too_many_leaves_nothing_in_the_store(
+    embedded_store: StoreAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: who starts anew knows the first few models of the index by their names: one that nobody serves must not push out one that is served."""
+    monkeypatch.setattr(service, "MAX_MODELS", 1)
+
+    async def story() -> None:
+        maintainer, key = NodeKey.generate(), NodeKey.generate()
+        policy = network_over(embedded_store, maintainer, key)
+        store = S3Store(embedded_store)
+        try:
+            for row in await store.list(keys.model_index_prefix(), max_keys=100):
+                await store.delete(row.key)  # of tests before this one
+            async with asyncio.timeout(90), serving(embedded_store, tmp_path / "o", key, policy) as address:
+                owner = await dial(maintainer, policy, key, address)
+                submit = OrchestratorServiceStub(owner.channel).SubmitJob
+                served, late = [await stage(store, policy, maintainer, name, CLOCK, name) for name in ("served", "early-name")]
+                await owner.call(submit, orchestrator_pb2.SubmitJobRequest(request=served), timeout_s=10)
+                with pytest.raises(Unavailable) as refused:
+                    await owner.call(submit, orchestrator_pb2.SubmitJobRequest(request=late), timeout_s=10)
+                assert refused.value.code == "too_many_models"
+                await owner.call(submit, orchestrator_pb2.SubmitJobRequest(request=served), timeout_s=10)
+                await owner.close()
+            prefix = keys.model_index_prefix()
+            assert [row.key for row in await store.list(prefix, max_keys=100)] == [f"{prefix}served"]
+            assert not await store.list(keys.jobs_prefix("early-name"), max_keys=100)
+        finally:
             store.close()
 
     asyncio.run(story())
