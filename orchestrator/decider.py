@@ -165,7 +165,7 @@ class Decider:
             for item in self._contributions.look(view, reports, nodes, now, self._clock.wall()):
                 self._history.say("node_not_useful", item.node_id, item.reason, replica=item.replica)
                 if item.came_to_work:  # that one did not is in the books already
-                    self._observer.brought_nothing(item.node_id, item.replica, item.reason)
+                    self._observer.brought_nothing(view.model, item.node_id, item.vnode, item.replica, item.reason)
                 self.naming.useless(item.vnode, item.replica)
                 self._nodes_changed.fire()
             if not term.is_behind:  # in every other round at most, where each makes a plan: else nothing would ever be named

@@ -75,24 +75,26 @@ class Observer:
     def __init__(self, after: int = 0) -> None:
         self._number = after
         self._stints: dict[str, dict[tuple[str, str], _Stint]] = {}
-        self._idle: dict[tuple[str, str], str] = {}
-        self._unshown: dict[str, list[tuple[model_pb2.Assignment, str]]] = {}
-        """By model: whose evidence was not shown, and why that is said."""
+        self._found: dict[str, list[tuple[Kind, model_pb2.Assignment, str]]] = {}
+        """By model: what the holder has found of a replica, and why that is said. The replica may have lost its place since."""
 
     def begin(self, after: int) -> None:
         """Entries up to this number are written already."""
         self._number = max(self._number, after)
 
-    def brought_nothing(self, pnode_id: str, replica: str, reason: str) -> None:
+    def brought_nothing(self, model: str, pnode_id: str, vnode: str, replica: str, reason: str) -> None:
         """The holder has found that no manifest comes to name anything new of this replica."""
-        if len(self._idle) < MAX_WAITING:
-            self._idle[pnode_id, replica] = reason
+        self._note(model, Kind.IDLE, model_pb2.Assignment(replica=replica, vnode=vnode, pnode_id=pnode_id), reason)
 
     def showed_nothing(self, model: str, one: Unshown) -> None:
-        """The audit desk of the holder has waited in vain for evidence of it. The replica may have lost its place since."""
-        waiting = self._unshown.setdefault(model, [])
+        """The audit desk of the holder has waited in vain for evidence of it."""
+        item = model_pb2.Assignment(replica=one.replica, vnode=one.vnode, pnode_id=one.pnode_id)
+        self._note(model, Kind.UNSHOWN, item, one.reason)
+
+    def _note(self, model: str, kind: Kind, item: model_pb2.Assignment, reason: str) -> None:
+        waiting = self._found.setdefault(model, [])
         if len(waiting) < MAX_WAITING:
-            waiting.append((model_pb2.Assignment(replica=one.replica, vnode=one.vnode, pnode_id=one.pnode_id), one.reason))
+            waiting.append((kind, item, reason))
 
     def look(
         self, view: ModelView, nodes: Mapping[str, NodeRecord], now: float, wall_s: float, late_after: LateAfter, *, is_holder: bool
@@ -104,11 +106,11 @@ class Observer:
         plan, job = view.plan, view.job
         if plan is not None and job is not None and plan.job_id == job.request.job_id:
             costs = {cost.vnode: cost for cost in job.costs}
-            for item, reason in self._unshown.pop(view.model, ()):
+            for kind, item, reason in self._found.pop(view.model, ()):
                 record, cost = nodes.get(item.pnode_id), costs.get(item.vnode)
                 if record is not None and cost is not None:
                     fact = _Fact(view, item, cost, record, now, wall_s, late_after)
-                    results.append(self._result(fact, Kind.UNSHOWN, on_time=False, reason=reason))
+                    results.append(self._result(fact, kind, on_time=False, reason=reason))
             for item in plan.assignments:
                 record, cost = nodes.get(item.pnode_id), costs.get(item.vnode)
                 if cost is None:
@@ -130,9 +132,6 @@ class Observer:
         if record.judgement.state == orchestrator_pb2.NODE_STATE_OFFLINE:
             return self._gone(stint, fact) if is_holder else []
         results: list[Result] = []
-        reason = self._idle.pop((fact.item.pnode_id, replica), None)
-        if reason is not None:
-            results.append(self._result(fact, Kind.IDLE, on_time=False, reason=reason))
         report = next((one for one in record.beat.replicas if one.replica == replica), None)
         if report is None or not record.streams:
             return results

@@ -216,9 +216,19 @@ def test_a_failure_under_a_living_worker_counts_once_and_one_that_never_comes_to
 
 def test_who_brings_nothing_is_less_reliable(town: Town) -> None:
     town.beat(report(ACTIVE))
-    town.observer.brought_nothing(NODE, "v0.1", "no checkpoint of it for 120 s")
+    town.observer.brought_nothing("m", NODE, "v0", "v0.1", "no checkpoint of it for 120 s")
     assert kinds(town.beat(report(ACTIVE))) == [("idle", False)]
     assert town.beat(report(ACTIVE)) == []
+
+
+def test_who_brings_nothing_is_less_reliable_also_where_its_place_is_gone_at_once(town: Town) -> None:
+    """The plan that gives its place to another is made in the moment in which that is found, long before the next look."""
+    town.beat(report(ACTIVE))
+    town.observer.brought_nothing("m", NODE, "v0", "v0.1", "no checkpoint of it for 120 s")
+    town.placed = {"v0.2": OTHER}
+    (found,) = town.look()
+    assert (found.kind, found.pnode_id, found.replica, found.on_time) == (Kind.IDLE, NODE, "v0.1", False)
+    assert town.look() == []
 
 
 def test_late_is_what_takes_twice_as_long_as_95_of_100_of_its_class(town: Town) -> None:
