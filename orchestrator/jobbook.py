@@ -81,9 +81,10 @@ class JobBook:
         read anew: jobs and ends that it has no more are none.
         """
         if num_back != self._num_back:
-            self._num_back = num_back
-            self._records.clear()
-            self._unread.clear()
+            async with self._reading:  # no look that began before puts anything back
+                self._num_back = num_back
+                self._records.clear()
+                self._unread.clear()
         await self._read(needed, counts=True)
 
     async def look(self) -> None:
