@@ -265,7 +265,9 @@ def _bound(table: OrderedDict[Any, Any]) -> None:
 
 
 def named(view: ModelView, checkpoint: model_pb2.Checkpoint) -> bool:
-    """Whether the manifest under the head names the checkpoint, or a newer one of the same replica."""
+    """Whether the manifest under the head names the checkpoint, or one of the same replica with as many batches. Which life made that is no matter: one that
+    began anew with less takes nothing back, and is named once it holds more.
+    """
     entry = next((item for item in view.manifest.entries if item.vnode == checkpoint.vnode), None) if view.manifest else None
     if entry is None:
         return False

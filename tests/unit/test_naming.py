@@ -229,3 +229,18 @@ def test_what_was_judged_before_a_fence_was_raised_is_not_named_after_it(*, is_a
     heir = judged("a2", "a0", piece("a-2", 0, 1, replica="a.0"), held=[(0, 1)], replica=held.anew("a"))
     held.naming.recorded(heir)
     assert held.fences() == (None if is_audited else set()), "where nothing is judged, it is its own maker's that counts"
+
+
+def test_a_life_that_began_anew_with_less_takes_nothing_back_and_is_named_once_it_holds_more() -> None:
+    """What an earlier life brought is whole in the store: whoever comes after goes on from there."""
+    entry = model_pb2.ManifestEntry(vnode="a")
+    entry.working.add(vnode="a", digest="d" * 64, job_id=JOB, replica="a.0", incarnation=1, step=150)
+    view = ModelView("m", model_pb2.Head(), b"", manifest=model_pb2.Manifest(entries=[entry]))
+
+    def brought(incarnation: int, step: int, replica: str = "a.0") -> bool:
+        return named(
+            view, model_pb2.Checkpoint(vnode="a", digest="e" * 64, job_id=JOB, replica=replica, incarnation=incarnation, step=step)
+        )
+
+    assert [brought(2, step) for step in (120, 150, 151)] == [True, True, False]
+    assert not brought(2, 120, replica="a.1"), "another replica says for itself what it holds"
