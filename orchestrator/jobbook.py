@@ -117,6 +117,9 @@ class JobBook:
                 self._fails(job_id, error.message, is_ending="end" in found)
                 if num_failed > MAX_UNREAD:
                     raise
+        is_lost = bool(needed) and needed not in self._listed and needed not in self._records
+        if is_lost and counts and not self._may_appear(needed):  # nobody could call it off, and no other job would ever begin
+            self._records[needed] = JobRecord(needed, 0.0, None, "", problem="the store has its request no more")
 
     def _is_left_out(self, job_id: str, counts: bool) -> bool:
         why, times, left = self._unread.get(job_id, ("", 0, 0))

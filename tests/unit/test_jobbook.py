@@ -16,7 +16,7 @@ from dcnr.ports import Random
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator import jobbook
-from orchestrator.changes import Activate
+from orchestrator.changes import Activate, Decide, apply
 from orchestrator.documents import sealed
 from orchestrator.ends import LONGEST_PAUSE_S, Ends
 from orchestrator.history import History
@@ -321,3 +321,34 @@ def test_what_a_store_that_went_back_has_no_more_is_no_job_and_no_end() -> None:
     shelf.end("kept")
     asyncio.run(shelf.book.refresh(num_back=1))
     assert shelf.activated() == ""
+
+
+def test_an_active_job_of_which_the_store_has_no_request_fails_after_some_looks() -> None:
+    """As where a head is newer than what was restored beside it: unread for ever, it would keep all other jobs waiting, and nobody could call it off."""
+    shelf = Shelf()
+    shelf.submit("waits", begins_with=shelf.manifest(1, HOLDER))
+    head = model_pb2.Head(active=model_pb2.ActiveJob(job_id="lost", state=model_pb2.JOB_STATE_RUNNING))
+    for _ in range(jobbook.MISSING_LOOKS - 1):
+        asyncio.run(shelf.book.refresh("lost"))
+        assert next_change(head, shelf.book.records, None, 0) is None, "a listing may be stale"
+    asyncio.run(shelf.book.refresh("lost"))
+    change = next_change(head, shelf.book.records, None, 0)
+    assert isinstance(change, Decide)
+    outcome = model_pb2.Outcome.FromString(change.outcome)
+    assert (outcome.job_id, outcome.state, outcome.reason) == (
+        "lost",
+        model_pb2.JOB_STATE_FAILED,
+        "the store has its request no more",
+    )
+    assert apply(change, head) == ""
+    assert isinstance(next_change(head, shelf.book.records, None, 0), Activate)
+
+
+def test_an_active_job_that_was_read_once_goes_on_without_its_request() -> None:
+    shelf = Shelf()
+    shelf.submit("active", begins_with=shelf.manifest(1, HOLDER))
+    asyncio.run(shelf.book.refresh("active"))
+    shelf.store.rewind(keys.job_request("m", "active"), None)
+    for _ in range(2 * jobbook.MISSING_LOOKS):
+        asyncio.run(shelf.book.refresh("active"))
+    assert not shelf.book.records["active"].problem
