@@ -191,12 +191,12 @@ async def _check_stays(
         newest = (await loader.manifest(request.model, digest))[0] if digest else model_pb2.Manifest()
     except (NotFound, Corrupt):
         return  # nothing that is known here was condemned, of a model without a job before this one say
-    for gone, code in ((newest.retracted, "taken_back"), (newest.condemned, "condemned")):
+    for gone, code, said in ((newest.retracted, "taken_back", "taken back"), (newest.condemned, "condemned", "condemned")):
         found = [entry.vnode for entry in manifest.entries if entry.working[0].digest in gone]
         if not found:
             continue
         raise Refused(
-            f"manifest {newest.number}, which is in force, names as {code} what the job would begin with: states of {', '.join(found[:MAX_NAMED])}",
+            f"manifest {newest.number}, which is in force, has {said} what the job would begin with: states of {', '.join(found[:MAX_NAMED])}",
             code=code, remedy="go on from a newer manifest (dcnr job list --json names that of each job), or give the graph another seed",
             vnode=found[0],
         )  # fmt: skip
