@@ -54,14 +54,20 @@ class Checkers:
         for instruction in instructions:
             if isinstance(instruction, ev.SendAck):
                 self._floor(shell, instruction)
-            elif isinstance(instruction, ev.Learn):
+            elif isinstance(instruction, ev.Learn | ev.Forward) and self._is_first(shell, instruction):
                 self._due(shell, instruction.batch)
         if any(isinstance(instruction, mev.Lead) for instruction in instructions):
             captures = any(isinstance(instruction, ev.TakeSnapshot) for instruction in instructions)
             self._world.require(captures, "first_checkpoint", f"{shell.replica}: becomes primary and does not checkpoint")
 
+    @staticmethod
+    def _is_first(shell: ReplicaShell, computed: ev.Learn | ev.Forward) -> bool:
+        """Whether it computes a batch of training that it has not learned before."""
+        is_training = isinstance(computed, ev.Learn) or computed.lane.is_train
+        return is_training and computed.batch not in shell.state.lineage
+
     def _due(self, shell: ReplicaShell, batch: int) -> None:
-        """A source begins no batch before it is due, by the network's time as its machine knows it."""
+        """A source begins no batch before it is due, for itself or for others, by the network's time as its machine knows it."""
         tempo = self._world.tempo
         if tempo is not None and shell.config.is_source:
             early_s = tempo.due_s(batch) - (shell.now_s + shell.ahead_s)

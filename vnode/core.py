@@ -264,7 +264,7 @@ class ReplicaCore:
             if (
                 is_allowed
                 and self._retries.is_due(TRAIN_LANE, batch, self._now_s)
-                and (not learns or self._due.may_begin(batch, self._now_s))
+                and (batch in self._holding.lineage or self._due.may_begin(batch, self._now_s))
             ):
                 if learns or not self._forwarded_last:
                     return batch, learns

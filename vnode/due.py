@@ -1,7 +1,8 @@
 """When a replica may begin to learn a batch by the tempo of its job (`dcnr.tempo`). Pure, torch-free.
 
-Only who reads the data set waits: nothing behind it could be learned sooner anyway. What others ask for again is never waited with, nor are evaluations,
-and batches are read before they are due. Times of events are those of one machine; how far network time is ahead of them the shell tells.
+Only who reads the data set waits: nothing behind it could be learned sooner anyway. What was learned here and is asked for again is never waited with, nor are
+evaluations, and batches are read before they are due. What another replica is to learn is computed for nobody before: who is behind would have it too soon, and
+lack it when it is due. Times of events are those of one machine; how far network time is ahead of them the shell tells.
 """
 
 from __future__ import annotations

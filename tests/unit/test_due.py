@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
 from dcnr.tempo import Tempo
 from dcnr.units import Share
@@ -66,6 +67,20 @@ def test_what_is_asked_for_again_and_evaluations_are_not_waited_with() -> None:
     core.handle(ev.Forwarded(1.0, TRAIN_LANE, 0, 0.1))
     validation = Lane("validation", 1)
     assert [item.lane for item in of(ev.Forward, give(core, 0, 1.0, validation))] == [validation]
+
+
+def test_what_another_replica_is_to_learn_is_computed_for_nobody_before_it_is_due() -> None:
+    """Who knows a newer plan asks for the other one's batches of all its window: what came too soon would be lacking when it is due."""
+    core = paced()
+    core.handle(
+        ev.PlanChanged(
+            0.0, {}, frozenset({NEXT}), 100, (Share(ReplicaId("here.1"), 1.0), Share(ReplicaId("here.0"), 0.0)), tempo=TEMPO
+        )
+    )
+    core.handle(ev.LinkUp(1.0, 1, Peer(NEXT, 1)))
+    ask(core, span(0, 10), 4, now_s=1.0)
+    assert of(WakeAt, give(core, 0, now_s=1.0)) == [WakeAt(10.0)]
+    assert [item.batch for item in of(ev.Forward, core.handle(ev.Tick(10.0)))] == [0]
 
 
 def test_nobody_behind_a_source_waits() -> None:
