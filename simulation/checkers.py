@@ -186,7 +186,7 @@ class Checkers:
         allowed = world.num_corrupt + 0.05 * sent + 4 * world.knobs.window_batches * world.num_faults
         world.require(again <= allowed, "storm", f"{again} of {sent} frames were sent again, {allowed:.0f} allowed")
         if world.num_lost_states == 0:
-            few = 0.02 * self.num_learned
+            few = 0.02 * self.num_learned + world.knobs.window_batches * world.num_faults  # where a way breaks others are asked
             world.require(self.num_forwarded <= few, "recompute", f"{self.num_forwarded} computed again, nothing was lost")
             wasted = self.num_learned - world.knobs.num_batches * len(world.topology.inputs)
             is_allowed = wasted == 0 or world.knobs.compute_failure_probability > 0

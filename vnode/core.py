@@ -81,7 +81,7 @@ class ReplicaCore:
         wanted = self._holding.missing if is_idle else _NONE
         goes_on = self._config.is_source and self._lead.look(self._now_s, self._floor()[0], wanted)
         is_late = self._intake.waits_in_vain(self._now_s, self._due.end(self._now_s), is_idle=is_idle)
-        if is_late or goes_on or not self._is_quiet(event):
+        if self._intake.goes_around(is_idle=is_idle) or is_late or goes_on or not self._is_quiet(event):
             self._take_stock(out)
         self._advance(out)
         return out

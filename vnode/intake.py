@@ -9,17 +9,18 @@ fill the window with batches that nobody brings, and starve this one while other
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
-from dcnr.units import Share, split
+from dcnr.units import Share
 from vnode.events import EdgeUp, FrameArrived, InputFailed, Instruction, ReadInput, SendNeed, SendWindow
 from vnode.replica_config import STATEMENT_GAP_S, ReplicaConfig, lowest_intervals
 from vnode.replica_view import NeedView
 from vnode.vocabulary import TRAIN_LANE, Lane, TensorHandle
+from vnode.ways import Edge, Stated
 
 _NONE = IntervalSet.empty()
 LATE_S: Final = 0.3
@@ -67,79 +68,12 @@ def _without(asked: Mapping[ReplicaId | None, IntervalSet], here: IntervalSet) -
     return {replica: batches for replica, batches in lacking if batches}
 
 
-@dataclass(slots=True)
-class _Stated:
-    """What was said last about a lane over one edge, and what came since."""
-
-    at_s: float = float("-inf")
-    needed: IntervalSet = _NONE
-    looked_at: IntervalSet = _NONE
-    """What was found to add nothing to that."""
-    end: int = -1
-    window_at_s: float = float("-inf")
-    received: set[int] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _Edge:
-    """The ways to the replicas of one predecessor, and which batches each of them is asked for."""
-
-    ways: dict[ReplicaId, dict[Lane, _Stated]] = field(default_factory=dict)
-    """What was stated over each open way."""
-    primary: ReplicaId | None = None
-    owned: Mapping[ReplicaId, IntervalSet] | None = None
-    """By replica of the newest plan; None before the first."""
-    _shared_out: tuple[IntervalSet, dict[ReplicaId | None, IntervalSet]] = (_NONE, {})
-    """The last set of training batches and whom it is asked from: statements and reports ask again for the same one, many times a second."""
-
-    def plan(self, shares: tuple[Share, ...], owned: Mapping[ReplicaId, IntervalSet]) -> None:
-        """Whom to ask from now on."""
-        self.primary = shares[0].replica if shares else None
-        self.owned, self._shared_out = owned, (_NONE, {})
-
-    @property
-    def num_owners(self) -> int:
-        """How many replicas are asked for anything."""
-        return sum(1 for owned in (self.owned or {}).values() if owned)
-
-    def owned_with(self, batch: int) -> IntervalSet:
-        """What the replica is asked for that is asked for this batch."""
-        return next((owned for owned in (self.owned or {}).values() if batch in owned), IntervalSet.span(batch, batch + 1))
-
-    def asked(self, lane: Lane, batches: IntervalSet) -> Mapping[ReplicaId | None, IntervalSet]:
-        """Who is asked for which of ``batches``: the owner, for evaluations the primary; None where there is nobody to ask."""
-        if not lane.is_train:
-            return {self.primary: batches} if batches else {}
-        if batches != self._shared_out[0]:
-            self._shared_out = (batches, self._share_out(batches))
-        return self._shared_out[1]
-
-    def _share_out(self, batches: IntervalSet) -> dict[ReplicaId | None, IntervalSet]:
-        """Worked out from the last set, where that is nearly the same: mostly one batch was learned, and then only that one goes."""
-        before, parts = self._shared_out
-        gone, new = before - batches, batches - before
-        if len(gone.bounds) + len(new.bounds) > len(batches.bounds) // 2:
-            gone, new, parts = _NONE, batches, {}
-        shared: dict[ReplicaId | None, IntervalSet] = {}
-        for replica, owned in (self.owned or {}).items():
-            shared[replica] = (parts.get(replica, _NONE) - gone) | (new & owned)
-            new -= owned
-        shared[None] = (parts.get(None, _NONE) - gone) | new
-        return {replica: part for replica, part in shared.items() if part}
-
-    def check(self) -> None:
-        """Raises InvariantBroken where batches are asked of somebody else than the plan says."""
-        batches, parts = self._shared_out
-        if parts != _Edge(owned=self.owned)._share_out(batches):
-            raise InvariantBroken("batches are asked of others than the plan's shares say", code="stale_shares")
-
-
 class Intake:
     """Inputs on their way in."""
 
     def __init__(self, config: ReplicaConfig) -> None:
         self._config = config
-        self._edges = {edge: _Edge() for edge in config.edges}
+        self._edges = {edge: Edge() for edge in config.edges}
         self._held: dict[Lane, dict[int, dict[int, TensorHandle]]] = {}
         self._reading: set[tuple[int, Lane, int]] = set()
         self._read_again: dict[tuple[int, Lane, int], float] = {}
@@ -160,18 +94,17 @@ class Intake:
     def plan(self, predecessors: Mapping[int, tuple[Share, ...]]) -> None:
         """Whom to ask for which batches from now on; what arrives from others is taken in all the same."""
         for number, edge in self._edges.items():
-            shares = predecessors.get(number, ())
-            edge.plan(shares, split(shares, self._config.num_batches, self._config.unit_batches))
+            edge.plan(predecessors.get(number, ()), self._config)
 
     def edge_up(self, event: EdgeUp) -> None:
         """The way is open: everything is stated anew."""
         if event.edge in self._edges:
-            self._edges[event.edge].ways[event.source.replica] = {}
+            self._edges[event.edge].up(event.source.replica, self._config)
 
     def edge_down(self, edge: int, source: ReplicaId) -> None:
         """The way is closed; inputs that came over it stay."""
         if edge in self._edges:
-            self._edges[edge].ways.pop(source, None)
+            self._edges[edge].down(source)
 
     def open_ways(self) -> tuple[tuple[int, ReplicaId], ...]:
         """Edge and source over which something can be stated now."""
@@ -204,6 +137,13 @@ class Intake:
                     if lowest is not None:
                         known = before.get((edge, lane, source))
                         self._waiting_for[edge, lane, source] = known if known and known[0] == lowest else (lowest, now_s)
+
+    def goes_around(self, *, is_idle: bool) -> bool:
+        """Whether others are asked from now on for what those own who are away, since there is nothing to learn meanwhile."""
+        if not is_idle or self.ready(TRAIN_LANE):
+            return False
+        around = [edge for edge in self._edges.values() if edge.goes_around(self._config)]
+        return bool(around)
 
     def waits_in_vain(self, now_s: float, due_end: int | None, *, is_idle: bool) -> bool:
         """Whether everything in the window has just become late. Never where one replica alone brings everything, nor at joins: what waits there
@@ -302,7 +242,7 @@ class Intake:
                 for source, stated in edge.ways.items():
                     part = parts.get(source, _NONE)
                     if part or lane in stated or lane.is_train:
-                        known = stated.setdefault(lane, _Stated())
+                        known = stated.setdefault(lane, Stated())
                         result += self._need(now_s, (number, source), lane, part, known)
                         result += self._window(now_s, (number, source), lane, work, known)
             for source, stated in edge.ways.items():
@@ -311,7 +251,7 @@ class Intake:
                         result.append(SendNeed(number, source, self.next_sequence(), lane, _NONE, _NONE, _NONE))
         return result
 
-    def _need(self, now_s: float, way: tuple[int, ReplicaId], lane: Lane, needed: IntervalSet, known: _Stated) -> list[Instruction]:
+    def _need(self, now_s: float, way: tuple[int, ReplicaId], lane: Lane, needed: IntervalSet, known: Stated) -> list[Instruction]:
         """The Need, if something was added to it, dropped after it came, much was received, or it is due again."""
         waited_s = now_s - known.at_s
         is_news = (
@@ -329,7 +269,7 @@ class Intake:
         parts = map(lowest_intervals, (needed & work.wanted, needed & work.forward_only, again))
         return [SendNeed(*way, self.next_sequence(), lane, *parts)]
 
-    def _window(self, now_s: float, way: tuple[int, ReplicaId], lane: Lane, work: LaneWork, known: _Stated) -> list[Instruction]:
+    def _window(self, now_s: float, way: tuple[int, ReplicaId], lane: Lane, work: LaneWork, known: Stated) -> list[Instruction]:
         """The window, if it moved by a quarter, moved back, reached the end of the lane, or is due again."""
         waited_s = now_s - known.window_at_s
         step = max(1, self._config.window(lane) // 4)

@@ -22,13 +22,14 @@ from vnode.due import Due
 from vnode.events import Forward, FrameArrived, NeedHeard
 from vnode.floor import Behind
 from vnode.holding import Holding
-from vnode.intake import Intake, LaneWork, _Edge
+from vnode.intake import Intake, LaneWork
 from vnode.merge_events import AnchorArrived, AnswerMerge, MergeAsked, Rebase
 from vnode.merging import Merging
 from vnode.outlet import Outlet, _Ask, _Link
 from vnode.replica_config import ReplicaConfig
 from vnode.snapshots import Snapshots
 from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Verdict
+from vnode.ways import Edge
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -210,10 +211,10 @@ def manifest_goes_back(patch: pytest.MonkeyPatch) -> None:
 def everything_is_asked_of_everyone(patch: pytest.MonkeyPatch) -> None:
     """Rule 2: a receiver does not ask the owner of a batch for it, but all replicas of the predecessor."""
 
-    def asked(self: _Edge, lane: Lane, batches: IntervalSet) -> dict[ReplicaId | None, IntervalSet]:
+    def asked(self: Edge, lane: Lane, batches: IntervalSet) -> dict[ReplicaId | None, IntervalSet]:
         return dict.fromkeys(self.owned or [None], batches)
 
-    patch.setattr(_Edge, "asked", asked)
+    patch.setattr(Edge, "asked", asked)
 
 
 def learns_what_others_own(patch: pytest.MonkeyPatch) -> None:
