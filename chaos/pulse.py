@@ -1,6 +1,6 @@
-"""When each VNode learns, to a tenth of a second: every replica puts what it makes of a batch into its spool, and the spool's file tells when.
+"""When each VNode learns, to a tenth of a second: the workers of `chaos.watched` touch a file after each batch, and the file tells when.
 
-Views come with beats, every two seconds: too seldom to see a gap of one. VNodes that nobody reads from have no spool and are not seen.
+Views come with beats, every two seconds: too seldom to see a gap of one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Final
 POLL_S: Final = 0.1
 AFTER_S: Final = 15.0
 """Gaps that begin later than this after a fault are not its doing."""
-PATTERN: Final = "work/*/spool/*.segment"
 
 
 class Pulse:
@@ -22,27 +21,23 @@ class Pulse:
     def __init__(self) -> None:
         self._moments: dict[str, list[float]] = {}
 
-    def look(self, homes: Iterable[Path]) -> None:
-        """Takes in the newest write of every VNode, over all machines."""
+    def look(self, directory: Path) -> None:
+        """Takes in the newest moment of every VNode, over all machines."""
         newest: dict[str, float] = {}
-        for home in homes:
-            for path in home.glob(PATTERN):
-                vnode = path.parent.parent.name.rpartition(".")[0]
-                try:
-                    newest[vnode] = max(newest.get(vnode, 0.0), path.stat().st_mtime)
-                except OSError:
-                    continue  # a replica that has just been let go
+        for path in directory.iterdir():
+            vnode = path.name.rpartition(".")[0]
+            newest[vnode] = max(newest.get(vnode, 0.0), path.stat().st_mtime)
         for vnode, at_s in newest.items():
-            self.wrote(vnode, at_s)
+            self.learned(vnode, at_s)
 
-    def wrote(self, vnode: str, at_s: float) -> None:
-        """One write."""
+    def learned(self, vnode: str, at_s: float) -> None:
+        """One moment."""
         moments = self._moments.setdefault(vnode, [])
         if not moments or at_s > moments[-1]:
             moments.append(at_s)
 
     def gap_s(self, vnodes: Iterable[str], at_s: float) -> float | None:
-        """The longest time around a fault in which no replica of one of these VNodes learned; None where none has a spool."""
+        """The longest time around a fault in which no replica of one of these VNodes learned; None where none was ever seen to."""
         gaps = [gap for vnode in vnodes if (gap := _longest(self._moments.get(vnode, []), at_s)) is not None]
         return max(gaps, default=None)
 

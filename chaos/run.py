@@ -25,6 +25,7 @@ from benchmarks.meter import Meter
 from benchmarks.namespaces import Machines
 from benchmarks.network import family
 from benchmarks.wan import PROFILES
+from chaos import watched
 from chaos.figures import conclude
 from chaos.pulse import POLL_S as PULSE_S
 from chaos.pulse import Pulse
@@ -146,11 +147,13 @@ def linked(machines: Machines, round_trips_ms: Sequence[float]) -> Row:
 
 def network_of(setup: Setup, directory: Path, machines: Machines | None) -> LocalNetwork:
     """The network of a setup, not yet started."""
-    flags = ("--cpu-percent", f"{setup.cpu_percent:g}")
+    moments = watched.moments_of(directory)
+    moments.mkdir(parents=True, exist_ok=True)
+    flags = ("--cpu-percent", f"{setup.cpu_percent:g}", watched.FLAG, str(moments))
     pnodes = [
         LocalPNode(
             f"p{number + 1}", 1.0, setup.memory_mb, flags, machines.address(number) if machines else "127.0.0.1",
-            machines.prefix(number) if machines else (),
+            machines.prefix(number) if machines else (), watched.PROGRAM,
         )
         for number in range(setup.schedule.recipe.num_victims)
     ]  # fmt: skip
@@ -317,9 +320,9 @@ class _Measured:
             self.load.append([time.monotonic(), psutil.cpu_percent(), round(free_gib, 2), round(os.getloadavg()[0], 2)])
 
     async def _listen(self) -> None:
-        homes = [process.home for process in self.stand.network.pnodes]
+        moments = watched.moments_of(self.stand.network.directory)
         while True:
-            await asyncio.to_thread(self.pulse.look, homes)
+            await asyncio.to_thread(self.pulse.look, moments)
             await asyncio.sleep(PULSE_S)
 
     def _gap_s(self, struck: Struck) -> float | None:

@@ -1,4 +1,4 @@
-"""Goal: what the spools' files tell of the moments of learning becomes the gap that a fault left, and nothing else does."""
+"""Goal: what the workers' files tell of the moments of learning becomes the gap that a fault left, and nothing else does."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_opening import DATA, NUM_BATCHES, REGISTRY, SOURCE_STAGE, work_of
 
 from chaos.joining import conclude
 from chaos.pulse import Pulse
+from chaos.watched import WatchedCompute
+from vnode.vocabulary import Mode
 
 
 def test_a_gap_is_what_no_replica_fills() -> None:
     pulse = Pulse()
     for step in range(100):
         if not 50 <= step < 53:
-            pulse.wrote("a", step * 0.5)
-    pulse.wrote("b", 1.0)
+            pulse.learned("a", step * 0.5)
+    pulse.learned("b", 1.0)
     assert pulse.gap_s(["a"], 24.8) == pytest.approx(2.0)
     assert pulse.gap_s(["a", "b"], 24.8) == pytest.approx(2.0)
     assert pulse.gap_s(["a"], 30.0) == pytest.approx(0.5), "a gap before the fault is not its doing"
@@ -25,15 +28,23 @@ def test_a_gap_is_what_no_replica_fills() -> None:
     assert pulse.gap_s(["sink"], 10.0) is None
 
 
-def test_the_newest_write_of_any_machine_counts(tmp_path: Path) -> None:
+def test_the_newest_moment_of_any_machine_counts(tmp_path: Path) -> None:
     pulse = Pulse()
-    for moment, machine in ((100.0, "p1"), (100.4, "p2"), (100.2, "p1")):
-        spool = tmp_path / machine / "work" / f"block1.{machine[1:]}" / "spool"
-        spool.mkdir(parents=True, exist_ok=True)
-        (spool / "0.segment").touch()
-        os.utime(spool / "0.segment", (moment, moment))
-        pulse.look([tmp_path / "p1", tmp_path / "p2", tmp_path / "absent"])
+    for moment, process in ((100.0, 17), (100.4, 18), (100.2, 17)):
+        (tmp_path / f"block1.{process}").touch()
+        os.utime(tmp_path / f"block1.{process}", (moment, moment))
+        pulse.look(tmp_path)
     assert pulse.gap_s(["block1"], 100.1) == pytest.approx(0.4)
+
+
+def test_what_is_learned_leaves_a_moment_and_what_is_computed_for_others_none(tmp_path: Path) -> None:
+    stage = SOURCE_STAGE
+    compute = WatchedCompute(tmp_path, stage, REGISTRY, num_batches=NUM_BATCHES, seed=7)
+    compute.restore(work_of(stage).first_state)
+    compute.forward(0, [DATA.read_input(0)], Mode.FORWARD_ONLY)
+    assert not list(tmp_path.iterdir())
+    compute.learn(0, [DATA.read_input(0)], DATA.read_target(0), 0)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{stage.id}.{os.getpid()}"]
 
 
 def joined(**changes: Any) -> dict[str, Any]:
