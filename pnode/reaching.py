@@ -72,7 +72,7 @@ class Reaching:
         self._control, self._data = Port(), Port()
         self._control_port, self._directory = 0, ""
         self._due_s, self._tested_worker = 0.0, 0
-        self._began_s, self._has_moved = -MOVED_S, False
+        self._began_s, self._has_moved, self._is_met_anew = -MOVED_S, False, False
         self._seen_at: dict[NodeId, str] = {}
         outside.now.reach_note = NOT_ASKED if not self._host else ONE_MACHINE if outside.is_single_host else NOT_YET
 
@@ -108,11 +108,14 @@ class Reaching:
         return {} if self._host else {"control_addresses": [], "dht_address": ""}
 
     def welcomed(self, orchestrator: NodeId, welcome: orchestrator_pb2.Welcome) -> None:
-        """An orchestrator sees this machine; where it sees it elsewhere than before, the way to it is tested soon."""
+        """An orchestrator sees this machine; where it sees it elsewhere than before, or the machine itself finds so when an orchestrator is met anew, as after
+        sleep, the way to it is tested soon: in another house it may be seen behind the same line.
+        """
         self._outside.now.reachable = "direct" if welcome.reachable else "not"
         host, before = welcome.observed_address.rpartition(":")[0][:MAX_HOST_CHARS], self._seen_at.get(orchestrator)
         self._seen_at[orchestrator] = host
         self._has_moved |= before is not None and before != host
+        self._is_met_anew |= before is not None
 
     async def run(self, control_port: int) -> None:
         """Tests now and then, until cancelled; ends at once where there is nothing to test."""
@@ -123,6 +126,8 @@ class Reaching:
             await asyncio.sleep(REVIEW_S)
             worker = self._outside.now.worker
             now_s = self._outside.clock.monotonic()
+            if self._is_met_anew and now_s >= self._began_s + MOVED_S:
+                self._is_met_anew, self._has_moved = False, self._has_moved or await self._host_now() != self._host
             if self._outside.orchestrators.known() and (
                 now_s >= self._due_s
                 or (self._has_moved and now_s >= self._began_s + MOVED_S)
@@ -133,9 +138,7 @@ class Reaching:
 
     async def _round(self) -> None:
         now, before = self._outside.now, self._host
-        with contextlib.suppress(DcnrError, TimeoutError):  # no way out at the moment: what was told stays
-            async with asyncio.timeout(RESOLVE_S):
-                self._host = await asyncio.to_thread(self._outside.host)  # it may look up a name
+        self._host = await self._host_now()
         request, worker = self._request(), now.worker
         if worker.has_reported and worker.incarnation != self._tested_worker:
             self._data.forget()
@@ -153,6 +156,13 @@ class Reaching:
         now.reach_note = self._note(where)
         if changed or self._host != before:
             await self._tell(", ".join(f"{look.tester[:8]} sees it at {look.host}" for look in looks))
+
+    async def _host_now(self) -> str:
+        """What others would be told; what they were told where there is no way out at the moment."""
+        with contextlib.suppress(DcnrError, TimeoutError):
+            async with asyncio.timeout(RESOLVE_S):
+                return await asyncio.to_thread(self._outside.host)  # it may look up a name
+        return self._host
 
     def _request(self) -> membership_pb2.ReachRequest:
         delegated = self._outside.delegated()

@@ -181,6 +181,7 @@ class Machine:
         self.events: list[str] = []
         self.control_port = control
         self.looked_up_in: list[threading.Thread] = []
+        self.host_now = HOST
         self.reaching = Reaching(self.outside())
 
     def outside(self, *, is_single_host: bool = False) -> Outside:
@@ -195,7 +196,7 @@ class Machine:
 
     def host(self) -> str:
         self.looked_up_in.append(threading.current_thread())
-        return HOST
+        return self.host_now
 
     async def renew(self) -> None:
         self.num_renewed += 1
@@ -326,6 +327,41 @@ def test_an_orchestrator_that_sees_it_elsewhere_all_the_time_does_not_use_up_wha
             await until(lambda before=before: num_reviews > before + 2, "it looks whether to be tested")  # type: ignore[misc]
         assert num_asked == 2
         made.clock.now_s += MOVED_S
+        await until(lambda: num_asked == 3, "it is tested where it is now")
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+def test_a_machine_that_wakes_with_another_address_behind_the_same_line_is_tested_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orchestrators see it where they saw it before; those of its own house would dial it where it was, for ten minutes."""
+    monkeypatch.setattr(pnode.reaching, "REVIEW_S", 0.001)
+    tester, num_asked = MALLORY.node_id, 0
+
+    async def asked(*_: Any) -> Connection:
+        nonlocal num_asked
+        num_asked += 1
+        raise Unavailable("busy")
+
+    async def scene() -> None:
+        made = Machine(7700, 0, [])
+        orchestrators: Any = SimpleNamespace(known=lambda: [(tester, [])], connection=asked)
+        made.orchestrators = orchestrators
+        made.reaching = Reaching(made.outside())
+        running = asyncio.ensure_future(made.reaching.run(7700))
+        welcome = orchestrator_pb2.Welcome(observed_address="9.9.9.9:1")
+        made.reaching.welcomed(tester, welcome)
+        await until(lambda: num_asked == 1, "it is tested at first")
+        made.clock.now_s += UNTESTED_S
+        await until(lambda: num_asked == 2, "and later, since nobody said anything")
+        made.clock.now_s += MOVED_S
+        looks = len(made.looked_up_in)
+        made.reaching.welcomed(tester, welcome)
+        await until(lambda: len(made.looked_up_in) > looks, "met anew, it looks where it is")
+        assert num_asked == 2, "it is where it was"
+        made.host_now = "192.168.7.7"
+        made.reaching.welcomed(tester, welcome)
         await until(lambda: num_asked == 3, "it is tested where it is now")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
