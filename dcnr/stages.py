@@ -7,11 +7,12 @@ A stateless VNode that nobody reads is a *sink*; it is evaluated after the one s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final, TypeVar
 
 from dcnr import limits
-from dcnr.errors import InvalidInput
+from dcnr.errors import DcnrError, InvalidInput
 from dcnr.nearest import told_nearest
 from dcnr.specs import ComponentPlan, Config, ObjectivePlan, Registry, TensorSpec
 
@@ -21,9 +22,13 @@ MAX_OPERATIONS = 16384
 _FROM_OUTSIDE = (
     "correct the name; one from outside the tree must be in the setting components, here and on every machine that is to run it"
 )
+FAULTY: Final = "mend the component, or what the graph gives it, and name the same file on every machine"
+"""What to do about a spec, or what it builds, that does not work."""
 
 INPUT = "input"
 """The name under which a graph's VNodes read the batch itself."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +221,26 @@ def _checked(vnode: VNodeSpec, registry: Registry, specs: Mapping[str, TensorSpe
             raise _error(vnode.id, kind, f"{vnode.component!r} has no weights and owns no {kind}")
     if not component.stateful and vnode.replicas > 1:
         raise _error(vnode.id, "replicas", f"{vnode.component!r} has no weights: it runs with every replica of what reads it")
+    return _told(vnode.id, vnode.component, ComponentPlan, lambda: component.check(vnode.config, [specs[name] for name in vnode.inputs]))
+
+
+def _told(vnode: str, name: str, kind: type[T], check: Callable[[], object]) -> T:
+    """What a spec makes of a configuration and its inputs. Raises InvalidInput, whatever the spec raises: it may be from outside the tree."""
     try:
-        return component.check(vnode.config, [specs[name] for name in vnode.inputs])
+        found = check()
     except InvalidInput as error:
-        raise _error(vnode.id, error.details.get("field", "config"), error.message) from error
+        raise _error(vnode, error.details.get("field", "config"), error.message) from error
+    except DcnrError:
+        raise
+    except Exception as error:  # somebody else's code: whoever named it is told, and an orchestrator goes on
+        raise _faulty(vnode, f"{name}: check() fails: {type(error).__name__}: {error}") from error
+    if not isinstance(found, kind):
+        raise _faulty(vnode, f"{name}: check() gives a {type(found).__name__}, not a {kind.__name__}")
+    return found
+
+
+def _faulty(vnode: str, message: str) -> InvalidInput:
+    return InvalidInput(f"{vnode}: {message}", code="bad_component", remedy=FAULTY, vnode=vnode, field="component")
 
 
 def _check_size(vnode: str, output: TensorSpec, batch_size: int) -> None:
@@ -307,8 +328,11 @@ def _stage(
     sinks: tuple[Operation, ...],
 ) -> Stage:
     external, inside = _ancestry(vnode.inputs, by_id, stateful)
+    objective = registry.objectives[vnode.objective]
+    head = _told(
+        vnode.id, vnode.objective, ObjectivePlan, lambda: objective.check(vnode.objective_config, specs[vnode.id], target, num_classes)
+    )
     try:
-        head = registry.objectives[vnode.objective].check(vnode.objective_config, specs[vnode.id], target, num_classes)
         registry.optimizers[vnode.optimizer].check(vnode.optimizer_config)
     except InvalidInput as error:
         raise _error(vnode.id, error.details.get("field", "config"), error.message) from error

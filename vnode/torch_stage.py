@@ -7,8 +7,9 @@ checkpoint 0 alone, from
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dcnr.errors import InvalidInput, InvariantBroken
+from dcnr.errors import DcnrError, InvalidInput, InvariantBroken
 from dcnr.intervals import IntervalSet
 from dcnr.specs import Registry
-from dcnr.stages import Operation, Stage
+from dcnr.stages import FAULTY, Operation, Stage
 from vnode.optimizers import Optimizer
 from vnode.randomness import Draws
 from vnode.state import Array, StateInfo, StateSchema, TensorSlot, serialise
@@ -130,15 +131,19 @@ def initial_state(
 ) -> bytes:
     """Checkpoint 0 of one VNode, a function of (stage, seed, ``given``): made once by the maintainer; PNodes only ever restore.
 
-    ``given`` replaces what the seed gives, by the names of parameters and buffers. Raises InvalidInput (``weights_do_not_fit``).
+    ``given`` replaces what the seed gives, by the names of parameters and buffers. Raises InvalidInput (``weights_do_not_fit``; ``bad_component``: it
+    cannot be built, or not one batch goes through it, as on every PNode then).
     """
     derived = hashlib.sha256(f"dcnr checkpoint 0\0{seed}\0{stage.id}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(derived[:8], "little") >> 1)
-        module = filled(StageModule(stage, registry), given or {})
+        with _blamed(stage):
+            module = StageModule(stage, registry)
+        filled(module, given or {})
     values: dict[str, Tensor] = {f"w/{name}": value for name, value in module.named_parameters()}
     values.update({f"b/{name}": value for name, value in module.named_buffers()})
-    schema = schema_of(stage, registry)
+    with _blamed(stage):
+        schema = schema_of(stage, registry)
     arrays: Mapping[str, Array] = {
         name: values[name].detach().numpy() if name in values else torch.zeros(slot.shape).numpy()
         for name, slot in schema.tensors.items()
@@ -154,7 +159,36 @@ def initial_state(
         seed=seed,
         lineage=IntervalSet.empty(),
     )
-    return serialise(schema, info, arrays)
+    state = serialise(schema, info, arrays)
+    with _blamed(stage):
+        _try(stage, module)  # after the state is written: whatever it does to the module is not in it
+    return state
+
+
+@contextlib.contextmanager
+def _blamed(stage: Stage) -> Iterator[None]:
+    """Whatever is raised inside is a fault of what the stage names, which may be from outside the tree."""
+    try:
+        yield
+    except DcnrError:
+        raise
+    except Exception as error:  # somebody else's code: whoever named it is told
+        message = f"{stage.id}: {stage.component} with {stage.objective} does not work: {type(error).__name__}: {error}"
+        raise InvalidInput(message, code="bad_component", remedy=FAULTY, vnode=stage.id, field="component") from error
+
+
+def _try(stage: Stage, module: StageModule) -> None:
+    """Two samples of zeros go forward through all that the stage names, and come out in the shape that was declared."""
+    zeros = [torch.zeros((2, *item.spec.shape), dtype=getattr(torch, item.spec.dtype)) for item in stage.inputs]
+    target = torch.zeros((2, *stage.target.shape), dtype=getattr(torch, stage.target.dtype))
+    module.eval()
+    module.key(0, None)
+    with torch.no_grad():
+        output = module(zeros)
+        if tuple(output.shape[1:]) != stage.output.shape:
+            raise ValueError(f"its output is {list(output.shape[1:])}, and check() says {list(stage.output.shape)}")
+        module.run_sinks(output)
+        module.objective.step(output, zeros, target)
 
 
 def filled(module: StageModule, given: Mapping[str, Array]) -> StageModule:

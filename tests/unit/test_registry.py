@@ -12,8 +12,8 @@ import pytest
 
 from dcnr.errors import InvalidInput
 from dcnr.graph import graph_from_toml, stages_of_graph
-from dcnr.specs import TensorSpec
-from dcnr.stages import VNodeSpec, stages_of
+from dcnr.specs import Registry, TensorSpec
+from dcnr.stages import Stage, VNodeSpec, stages_of
 from vnode.registry import default_registry, registry_with
 
 OUTSIDE = """
@@ -118,6 +118,51 @@ def test_an_outside_component_trains_when_named(tmp_path: Path) -> None:
 
     result = compute.learn(0, [torch.ones(2, 3)], torch.tensor([0, 1]), 0)
     assert torch.equal(result.output, torch.full((2, 3), 0.5))
+
+
+def stage_of(tmp_path: Path, text: str) -> tuple[Stage, Registry]:
+    """The only stage of a graph with a component from outside."""
+    registry = registry_with([written(tmp_path, text)])
+    vnode = VNodeSpec("a", "scale", {}, ("input",), "local_ce", {}, "sgd", {"lr": 0.1})
+    (stage,) = stages_of([vnode], registry, TensorSpec("float32", (3,)), TensorSpec("int64", ()), 2)
+    return stage, registry
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        ("return ComponentPlan(", "return ComponentPlan(inputs[7], ", "a: scale: check() fails: IndexError: list index out of range"),
+        ("return ComponentPlan(inputs[0], num_parameters=1)", "return None", "a: scale: check() gives a NoneType, not a ComponentPlan"),
+    ],
+)
+def test_an_outside_check_that_fails_is_a_refusal_of_the_graph(tmp_path: Path, right: str, wrong: str, told: str) -> None:
+    """An orchestrator checks the graphs of others with it, and goes on."""
+    assert right in OUTSIDE
+    with pytest.raises(InvalidInput) as caught:
+        stage_of(tmp_path, OUTSIDE.replace(right, wrong))
+    assert (caught.value.code, caught.value.message, caught.value.details["vnode"]) == ("bad_component", told, "a")
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        ("return Module()", "raise ValueError('no such width')", "ValueError: no such width"),
+        ("return x * self.factor", "raise KeyError('x')", "KeyError: 'x'"),
+        ("return x * self.factor", "return (x * self.factor)[:, :2]", "its output is [2], and check() says [3]"),
+        ("return x * self.factor", "return x.double()", "RuntimeError"),
+    ],
+)
+def test_what_would_fail_on_every_pnode_fails_before_the_job_is_signed(tmp_path: Path, right: str, wrong: str, told: str) -> None:
+    from vnode.torch_stage import initial_state
+
+    assert right in OUTSIDE
+    stage, registry = stage_of(tmp_path, OUTSIDE.replace(right, wrong))
+    with pytest.raises(InvalidInput) as caught:
+        initial_state(stage, registry, seed=0, model="m", graph="", num_batches=1)
+    assert caught.value.code == "bad_component"
+    assert told in caught.value.message
+    assert caught.value.remedy
 
 
 def test_a_module_is_as_good_as_a_file_and_one_source_may_hold_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
