@@ -88,7 +88,9 @@ def write_export(
         _written(directory, contents)
     except OSError as error:
         raise Refused(
-            f"{directory} cannot be written: {error.strerror}", code="disk_trouble", remedy="choose another directory"
+            f"{directory} cannot be written: {error.strerror}",
+            code="disk_trouble",
+            remedy="free disk space, or choose another directory",
         ) from error
     files = {name: digest_of(contents[name]) for name in FILES}
     listing = "".join(f"{name} {files[name]}\n" for name in FILES)

@@ -23,7 +23,11 @@ class HomeLock:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise Unavailable(f"the home directory {root} cannot be used: {error.strerror}", code="home_unusable") from error
+            raise Unavailable(
+                f"the home directory {root} cannot be used: {error.strerror}",
+                code="home_unusable",
+                remedy="choose another --home, where this user may write",
+            ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

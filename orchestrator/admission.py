@@ -248,7 +248,7 @@ async def record_cancel(
     try:
         await store.head(keys.job_request(check_name(cancel.model), cancel.job_id))
     except NotFound as error:
-        raise NotFound(f"there is no job {cancel.job_id}", code="job_not_found") from error
+        raise NotFound(f"there is no job {cancel.job_id}", code="job_not_found", remedy="dcnr job list shows all jobs") from error
     data = envelope.SerializeToString(deterministic=True)
     found = await put_once(store, keys.job_cancel(cancel.model, cancel.job_id), data)
     reached("cancel.stored")

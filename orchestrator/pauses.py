@@ -103,7 +103,7 @@ async def _check_open(store: ObjectStore, model: str, job_id: str) -> None:
     try:
         await store.head(keys.job_request(model, job_id))
     except NotFound as error:
-        raise NotFound(f"there is no job {job_id}", code="job_not_found") from error
+        raise NotFound(f"there is no job {job_id}", code="job_not_found", remedy="dcnr job list shows all jobs") from error
     try:
         await store.head(keys.job_end(model, job_id))
     except NotFound:

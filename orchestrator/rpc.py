@@ -370,7 +370,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                     await runtime.jobs.look()
                 if job_id in runtime.jobs.records:
                     return runtime
-        raise NotFound(f"there is no job {job_id}", code="job_not_found")
+        raise NotFound(f"there is no job {job_id}", code="job_not_found", remedy="dcnr job list shows all jobs")
 
 
 def _trouble(runtime: ModelRuntime) -> str:

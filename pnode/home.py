@@ -65,7 +65,11 @@ class Home:
                 path.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             lock.close()
-            raise Unavailable(f"the home directory {self.root} cannot be used: {error.strerror}", code="home_unusable") from error
+            raise Unavailable(
+                f"the home directory {self.root} cannot be used: {error.strerror}",
+                code="home_unusable",
+                remedy="choose another --home, where this user may write",
+            ) from error
         self._lock = lock
         self._remove_drafts()
 
@@ -91,7 +95,11 @@ class Home:
             ]
             strange = [name for name in names if not is_marked and self._is_strange(name)]
         except OSError as error:
-            raise Unavailable(f"the home directory {self.root} cannot be used: {error.strerror}", code="home_unusable") from error
+            raise Unavailable(
+                f"the home directory {self.root} cannot be used: {error.strerror}",
+                code="home_unusable",
+                remedy="choose another --home, where this user may write",
+            ) from error
         if found := [*(path.name for path in emptied), *strange]:
             raise Refused(
                 f"{self.root} holds other things than a PNode's, such as {found[0]}: a PNode removes what it finds in its home",

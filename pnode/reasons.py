@@ -108,7 +108,10 @@ def why(
         line("no_worker", worker.reason, "nothing: it is being started, which takes some seconds")
     elif not worker.alive:
         said = f" ({worker.last_words})" if worker.last_words else ""
-        line("no_worker", worker.reason + said, "it is started by itself; log/worker.log in the home directory has its last words")
+        line(
+            "no_worker", worker.reason + said,
+            "it is started by itself; where a setting is named, change that and start this PNode anew; log/worker.log in the home directory says more",
+        )  # fmt: skip
     if not known_orchestrators:
         line("nobody_found", membership_trouble or "no orchestrator is known yet", "check --bootstrap and the network")
     elif not attached:
@@ -142,12 +145,28 @@ def why(
             "get the file or module from its maintainers, and add it to the setting components (or --components) at the next start",
         )  # fmt: skip
     elif has_room:
-        line(
-            "no_assignment", "no plan places a VNode here at the moment", f"work comes when a job needs {capability.cores:g} cores"
-        )
+        _unplaced(capability, line)
     if not lines:
         line("working", f"{len(hosted)} VNode{'s' * (len(hosted) != 1)} hosted", "")
     return lines
+
+
+def _unplaced(capability: membership_pb2.Capability, line: Line) -> None:
+    """Nothing fits where nothing is lent, whatever jobs come."""
+    if not capability.memory_bytes:
+        line(
+            "no_assignment", "nothing can be placed here: no memory is lent",
+            "lend more than the daemon itself needs (`pnode status`): --memory-mb at the next start",
+        )  # fmt: skip
+    elif not capability.disk_bytes:
+        line(
+            "no_assignment", "nothing can be placed here: no disk is lent",
+            "free disk space, or lend more of it: --disk-mb, or less in limits.disk_min_free_mb of config.toml, at the next start",
+        )  # fmt: skip
+    else:
+        line(
+            "no_assignment", "no plan places a VNode here at the moment", f"work comes when a job needs {capability.cores:g} cores"
+        )
 
 
 def _held_against(contacts: Sequence[local_pb2.Contact], line: Line) -> None:

@@ -29,6 +29,7 @@ from dcnr.errors import Corrupt, NotFound, Refused
 from dcnr.ids import NodeId, node_id_of
 
 MAX_KEY_FILE_BYTES: Final = 16 * 1024
+_NO_KEY: Final = "name the file that holds the key, or bring it back from where it was saved"
 MAX_SIGNATURE_BYTES: Final = 80
 _SPKI_PREFIX: Final = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
 PUBLIC_KEY_BYTES: Final = len(_SPKI_PREFIX) + 65
@@ -46,7 +47,7 @@ class NodeKey:
 
     def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
         if not isinstance(key.curve, ec.SECP256R1):
-            raise Corrupt("a node key is an ECDSA key on P-256", code="bad_key")
+            raise Corrupt("a key that is none of ECDSA on P-256", code="bad_key")
         self._key = key
         self.public_der = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         self.node_id = node_id_of(self.public_der)
@@ -65,9 +66,9 @@ class NodeKey:
         try:
             key = load_pem_private_key(pem, password=None)
         except (ValueError, TypeError) as error:
-            raise Corrupt("not an unencrypted private key in PEM", code="bad_key") from error
+            raise Corrupt("no unencrypted private key in PEM", code="bad_key") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise Corrupt("a node key is an ECDSA key on P-256", code="bad_key")
+            raise Corrupt("a key that is none of ECDSA on P-256", code="bad_key")
         return cls(key)
 
     @classmethod
@@ -76,7 +77,11 @@ class NodeKey:
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
-            raise NotFound(f"no key file at {path}", code="key_missing") from None
+            raise NotFound(
+                f"no key file at {path}",
+                code="key_missing",
+                remedy="check the path; `dcnr network create` makes a maintainer's key, `orchestrator key` an orchestrator's",
+            ) from None
         except OSError as error:
             raise _unusable(path, error) from error
         with os.fdopen(descriptor, "rb") as file:
@@ -85,12 +90,15 @@ class NodeKey:
                 raise Refused(
                     f"the key file {path} can be read by others (mode {mode:04o})",
                     code="key_permissions",
-                    remedy=f"chmod 600 {path}; if others may have read it, delete it: a new key is made at the next start",
+                    remedy=f"chmod 600 {path}; whoever may have read it can act under this key: see key_permissions in docs/troubleshooting.md",
                 )
             pem = file.read(MAX_KEY_FILE_BYTES + 1)
         if len(pem) > MAX_KEY_FILE_BYTES:
-            raise Corrupt(f"the key file {path} is larger than {MAX_KEY_FILE_BYTES} bytes", code="bad_key")
-        return cls.from_pem(pem)
+            raise Corrupt(f"the key file {path} is larger than {MAX_KEY_FILE_BYTES} bytes", code="bad_key", remedy=_NO_KEY)
+        try:
+            return cls.from_pem(pem)
+        except Corrupt as error:
+            raise Corrupt(f"the key file {path} holds {error.message}", code=error.code, remedy=_NO_KEY) from error
 
     @classmethod
     def load_or_create(cls, path: Path) -> NodeKey:
@@ -146,7 +154,9 @@ class NodeKey:
 
 
 def _unusable(path: Path, error: OSError) -> Refused:
-    return Refused(f"the key file {path} cannot be used: {error.strerror}", code="key_unusable", remedy="choose another --home")
+    return Refused(
+        f"the key file {path} cannot be used: {error.strerror}", code="key_unusable", remedy="mend that, or choose another --home"
+    )
 
 
 def check_public_key(public_der: bytes) -> bytes:

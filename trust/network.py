@@ -325,7 +325,7 @@ def _require_threshold(document: identity_pb2.NetworkDocument, keys: Set[bytes],
         raise Refused(
             f"{what} is signed by {valid} of the {document.threshold} maintainers needed",
             code="too_few_signatures",
-            remedy="let more maintainers sign",
+            remedy="let more maintainers sign; dcnr network show lists them",
             valid=valid,
             threshold=document.threshold,
         )

@@ -38,7 +38,9 @@ def save_policy(path: Path, policy: NetworkPolicy) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):  # where no directory is there is no draft
             draft.unlink()
-        raise Refused(f"{path} cannot be written: {error.strerror}", code="disk_trouble", remedy="choose another path") from error
+        raise Refused(
+            f"{path} cannot be written: {error.strerror}", code="disk_trouble", remedy="free disk space, or choose another path"
+        ) from error
 
 
 def load_policy(path: Path, now_wall: float | None = None, *, network_id: str | None = None) -> NetworkPolicy:
@@ -105,7 +107,11 @@ def _documents(path: Path, data: bytes) -> list[identity_pb2.Envelope]:
 
 
 def _damaged(path: Path, why: str) -> Corrupt:
-    return Corrupt(f"{path} is no network file: {why}", code="damaged_file", remedy="ask a maintainer for the file again")
+    return Corrupt(
+        f"{path} is no network file: {why}",
+        code="damaged_file",
+        remedy="ask a maintainer for the file again; a PNode's own copy may be removed where it is started with --bootstrap and --network-id",
+    )
 
 
 def _table(policy: NetworkPolicy) -> dict[str, Any]:

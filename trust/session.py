@@ -266,7 +266,11 @@ class SessionOpening:
         """The answer to a challenge. Raises Refused (``wrong_network``, ``protocol_mismatch``), RemoteFault."""
         if challenge.network_id != self.network_id:
             raise Refused(
-                "the server belongs to another network", code="wrong_network", wanted=self.network_id, got=challenge.network_id[:64]
+                "the server belongs to another network",
+                code="wrong_network",
+                wanted=self.network_id,
+                got=challenge.network_id[:64],
+                remedy="check the address, and which network is meant: --network, --network-id, or network.json in the home directory",
             )
         common_version(self.protocol, challenge.protocol)
         if len(challenge.server_nonce) != NONCE_BYTES:

@@ -216,7 +216,7 @@ async def _newest(client: AsyncClient, model: str) -> str:
     """The newest job. Raises NotFound."""
     jobs = await client.jobs(model)
     if not jobs:
-        raise _no_job()
+        raise _no_job(model)
     return jobs[0].job_id
 
 
@@ -240,7 +240,9 @@ async def _newest_model(client: AsyncClient) -> str:
     return jobs[0].model
 
 
-def _no_job() -> NotFound:
+def _no_job(model: str = "") -> NotFound:
+    if model:
+        return NotFound(f"there is no job of a model {model}", code="no_job", remedy="dcnr job list shows all jobs")
     return NotFound("there is no job yet", code="no_job", remedy="dcnr model submit model.toml")
 
 

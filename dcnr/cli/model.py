@@ -133,8 +133,9 @@ def submit(
     else:
         message, _ = _graph(graph, session)
         keys = session.keys(key)
-        if not (anew or from_manifest or idempotency_key):  # with a key it may be the job that is there
-            session.run(lambda client: check_untrained(client, message.name))
+        begins = not (anew or from_manifest or idempotency_key)  # with a key it may be the job that is there
+        if begins and (note := session.run(lambda client: check_untrained(client, message.name))):
+            output.say(note)
         options = JobOptions(
             idempotency_key=idempotency_key or secrets.token_hex(8), unit_batches=unit_batches, lead_batches=lead_batches,
             settling_deadline_s=settling_deadline_s, checkpoint_s=checkpoint_s, checkpoint_steps=checkpoint_steps, from_manifest=from_manifest,
@@ -240,8 +241,10 @@ async def _prepared(
     """The uploaded job with these maintainers' signatures on what is due, and what is still missing. Manifest 0 is stored where nothing is missing on it,
     so that the signed request can be submitted by whoever has it.
     """
+    from dcnr.sdk.signing import check_maintainers
     from dcnr.sdk.submission import store_manifest
 
+    check_maintainers(client.policy, keys)  # before anything is uploaded
     draft = (await client.prepare(graph, options, weights=weights, progress=output.Steps())).sign(client.policy, *keys)
     await store_manifest(draft, client.policy, client.objects, scratch=client.scratch)
     return draft, draft.missing(client.policy)

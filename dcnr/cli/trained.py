@@ -12,7 +12,7 @@ from dcnr.errors import Refused
 if TYPE_CHECKING:
     from dcnr.sdk.client import AsyncClient
     from dcnr.sdk.releasing import Released
-    from dcnr.v1 import orchestrator_pb2
+    from dcnr.v1 import model_pb2, orchestrator_pb2
 
 
 def last_trained(jobs: Iterable[orchestrator_pb2.JobView]) -> orchestrator_pb2.JobView | None:
@@ -31,17 +31,21 @@ def newest_made(jobs: Iterable[orchestrator_pb2.JobView]) -> dict[str, str]:
     return made
 
 
+def _unfinished() -> tuple[model_pb2.JobState.ValueType, ...]:
+    """States of jobs that ended without completing."""
+    from dcnr.v1 import model_pb2
+
+    return model_pb2.JOB_STATE_CANCELLED, model_pb2.JOB_STATE_FAILED, model_pb2.JOB_STATE_EXPIRED
+
+
 def told_of_unfinished(jobs: Sequence[orchestrator_pb2.JobView], job: orchestrator_pb2.JobView, *, audits_drawn: bool) -> str:
     """Of a job that did not complete and made the newest manifest of its model: what answers now, and how to go on, or back to what completed before it.
 
     Empty for any other job. ``jobs``: those of its model, the newest first. Where audits are drawn nobody is sent on from it: only a manifest whose newest
     checkpoints are all cleared is admitted there.
     """
-    from dcnr.v1 import model_pb2
-
-    ended = (model_pb2.JOB_STATE_CANCELLED, model_pb2.JOB_STATE_FAILED, model_pb2.JOB_STATE_EXPIRED)
     digest, submit = job.outcome.manifest_digest, "dcnr model submit GRAPH --from-manifest"
-    if job.state not in ended or not digest or newest_made(jobs).get(job.model) != job.job_id:
+    if job.state not in _unfinished() or not digest or newest_made(jobs).get(job.model) != job.job_id:
         return ""
     lines = ["this manifest answers questions and is exported, although its job did not complete"]
     if not audits_drawn:
@@ -65,11 +69,21 @@ def told_of_released(released: Released, made: str) -> str:
     )
 
 
-async def check_untrained(client: AsyncClient, model: str) -> None:
-    """Raises Refused (``already_trained``) where a job of that model has completed, with both ways to go on."""
-    if (job := last_trained(await client.jobs(model))) is not None:
+async def check_untrained(client: AsyncClient, model: str) -> str:
+    """Raises Refused (``already_trained``) where a job of that model has completed, with both ways to go on. A note where one is still to end, else empty."""
+    from dcnr.v1 import model_pb2
+
+    jobs = await client.jobs(model)
+    if (job := last_trained(jobs)) is not None:
         digest = job.outcome.manifest_digest
         raise Refused(
             f"{model} is trained (job {job.job_id}, manifest {digest[:12]}); another job begins at checkpoint 0, and is what is served then",
             code="already_trained", remedy=f"go on from what it is: --from-manifest {digest}; or begin all the same: --anew", manifest=digest,
         )  # fmt: skip
+    before = next((job for job in jobs if job.state not in (*_unfinished(), model_pb2.JOB_STATE_COMPLETED)), None)
+    if before is None:
+        return ""
+    return (
+        f"note: job {before.job_id} of {model} has not ended: another one waits for it, begins at checkpoint 0, and is what is served then; "
+        "dcnr job cancel calls either off"
+    )

@@ -1,15 +1,22 @@
-"""The client without async: the same calls, run on a loop in a thread of its own, so that scripts and notebooks need no event loop."""
+"""The client without async: the same calls, run on a loop in a thread of its own, so that scripts and notebooks need no event loop.
+
+All clients of a process share that loop. gRPC tells a loop what comes of a call even after the call was given up, and where the loop is closed by then it
+is the next one's reader that fails, with whatever else it had to tell.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dataservice.dataset_manifest import DatasetManifest
+from dcnr.errors import InvalidInput
 from dcnr.export import Export
 from dcnr.ids import Digest
 from dcnr.sdk.asking import Answer, Ask, Inputs
@@ -32,28 +39,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@cache
+def _running(_process: int) -> asyncio.AbstractEventLoop:
+    """The loop of a process, in a daemon thread."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="dcnr sdk", daemon=True).start()
+    return loop
+
+
 class _Loop:
-    """An event loop in a daemon thread."""
+    """The loop as one client uses it."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="dcnr sdk", daemon=True)
-        self._thread.start()
+        self._loop, self.is_closed = _running(os.getpid()), False
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``; an interrupt cancels it."""
+        """The result of ``work``; an interrupt cancels it. Raises InvalidInput (``client_closed``)."""
+        if self.is_closed:
+            work.close()
+            raise InvalidInput("this client is closed", code="client_closed", remedy="connect anew: dcnr.connect(...)")
+        return self.end(work)
+
+    def end(self, work: Coroutine[Any, Any, T]) -> T:
+        """As `run`, also where the client is closed: what has begun ends."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
-
-    def close(self) -> None:
-        """Ends the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 def connect(
@@ -62,17 +76,11 @@ def connect(
 ) -> Client:  # fmt: skip
     """A client of a network; see `dcnr.sdk.client.connect_async`. Use it in a ``with`` statement."""
     loop = _Loop()
-    try:
-        return Client(
-            loop.run(connect_async(bootstrap, network=network, network_id=network_id, key=key, components=components)), loop
-        )
-    except BaseException:
-        loop.close()
-        raise
+    return Client(loop.run(connect_async(bootstrap, network=network, network_id=network_id, key=key, components=components)), loop)
 
 
 class Client:
-    """Every method is that of `AsyncClient` and raises what it raises."""
+    """Every method is that of `AsyncClient` and raises what it raises; InvalidInput (``client_closed``) once it is closed."""
 
     def __init__(self, client: AsyncClient, loop: _Loop) -> None:
         self._client, self._loop = client, loop
@@ -84,9 +92,10 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes connections and ends the thread."""
-        self._loop.run(self._client.close())
-        self._loop.close()
+        """Closes connections; nothing where they are closed."""
+        if not self._loop.is_closed:
+            self._loop.is_closed = True
+            self._loop.end(self._client.close())
 
     @property
     def policy(self) -> NetworkPolicy:
@@ -143,7 +152,7 @@ class Client:
                 except StopAsyncIteration:
                     return
         finally:
-            self._loop.run(items.aclose())
+            self._loop.end(items.aclose())
 
     def wait(self, job_id: str, *, model: str = "", progress: Shown = False) -> orchestrator_pb2.JobView:
         """The job once it has ended."""

@@ -28,7 +28,7 @@ from dcnr.sdk.asking import Answer, Ask, Inputs, answer_of, patiently, request_o
 from dcnr.sdk.contact import Contact, find
 from dcnr.sdk.progress import Shown, batches_of, shown
 from dcnr.sdk.releasing import Released, released_of
-from dcnr.sdk.signing import Draft
+from dcnr.sdk.signing import Draft, check_maintainers
 from dcnr.sdk.staging import Source, stage_source
 from dcnr.sdk.submission import JobOptions, Planned
 from dcnr.sdk.usage import Usage, read_usage
@@ -61,7 +61,7 @@ async def connect_async(
     key: NodeKey | None = None,
     components: Sequence[str] = (),
 ) -> AsyncClient:
-    """A client of the network in the file ``network``, or behind one of ``bootstrap`` (``[id@]host:port``).
+    """A client of the network in the file ``network``, or behind one of ``bootstrap`` (``[id@]host:port``; one alone may stand for a list).
 
     ``network_id`` pins the network where there is no file; ``key`` names the caller (a new one is made if absent); ``components`` are files and modules
     of components and objectives from outside the tree that graphs may name. Raises InvalidInput, Unavailable, Refused (``wrong_network``).
@@ -71,7 +71,8 @@ async def connect_async(
     caller = key or NodeKey.generate()
     policy = load_policy(network, clock.wall(), network_id=network_id) if network is not None else None
     dialer = Dialer(caller, policy.network_id if policy else network_id or "", clock=clock, rng=secrets.token_bytes)
-    contact = await find(dialer, policy=policy, bootstrap=bootstrap, network_id=network_id, now_wall=clock.wall())
+    entries = (bootstrap,) if isinstance(bootstrap, str) else bootstrap
+    contact = await find(dialer, policy=policy, bootstrap=entries, network_id=network_id, now_wall=clock.wall())
     dialer = Dialer(caller, contact.policy.network_id, clock=clock, rng=secrets.token_bytes)
     return AsyncClient(contact, dialer, registry, clock)
 
@@ -243,8 +244,8 @@ class AsyncClient:
 
         Raises Refused (``too_few_signatures``, ``not_a_maintainer``), InvalidInput (``idempotency_key_taken``).
         """
-        known = await self._existing(graph, options)
-        if known is not None:
+        check_maintainers(self.policy, keys)
+        if (known := await self._existing(graph, options)) is not None:
             return known
         draft = (await self.prepare(graph, options, weights=weights, progress=progress)).sign(self.policy, *keys)
         try:

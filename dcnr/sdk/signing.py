@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,6 +25,15 @@ FORMAT: Final = "dcnr-request-1"
 MAX_DRAFT_BYTES: Final = 2 * (MAX_GRAPH_BYTES + 2 * MAX_MANIFEST_BYTES)
 
 
+def check_maintainers(policy: NetworkPolicy, keys: Sequence[NodeKey]) -> None:
+    """Raises Refused (``not_a_maintainer``) for a key whose signature nobody would count."""
+    for key in keys:
+        if key.public_der not in policy.document.maintainer_keys:
+            raise Refused(
+                f"key {key.node_id} is not a maintainer's of this network", code="not_a_maintainer", remedy="give another --key"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A job that waits for signatures. ``manifest`` is None where the job goes on from an existing manifest."""
@@ -37,11 +47,7 @@ class Draft:
 
     def sign(self, policy: NetworkPolicy, *keys: NodeKey) -> Draft:
         """The draft with these maintainers' signatures on all that is due. Raises Refused (``not_a_maintainer``, ``wrong_network``)."""
-        for key in keys:
-            if key.public_der not in policy.document.maintainer_keys:
-                raise Refused(
-                    f"key {key.node_id} is not a maintainer's of this network", code="not_a_maintainer", remedy="give another --key"
-                )
+        check_maintainers(policy, keys)
         if self.request.network_id != policy.network_id:
             raise Refused(
                 "the draft belongs to another network", code="wrong_network", wanted=policy.network_id, got=self.request.network_id

@@ -57,6 +57,9 @@ def test_a_key_file_that_others_can_read_is_refused_with_the_remedy(tmp_path: Pa
         NodeKey.load(path)
     assert refused.value.code == "key_permissions"
     assert "chmod 600" in refused.value.remedy
+    assert "delete" not in refused.value.remedy, (
+        "a maintainer's key, which nothing makes anew, or another file that was named by mistake"
+    )
 
 
 def test_saving_never_overwrites(tmp_path: Path) -> None:
@@ -69,14 +72,17 @@ def test_saving_never_overwrites(tmp_path: Path) -> None:
 
 
 def test_missing_and_malformed_key_files_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound) as missing:
         NodeKey.load(tmp_path / "key.pem")
+    assert missing.value.remedy
     for content in (b"", b"nonsense", b"x" * 20000):
         path = tmp_path / f"bad{len(content)}"
         path.write_bytes(content)
         path.chmod(0o600)
-        with pytest.raises(Corrupt):
+        with pytest.raises(Corrupt) as malformed:
             NodeKey.load(path)
+        assert str(path) in malformed.value.message
+        assert malformed.value.remedy
 
 
 def test_a_key_of_another_kind_or_behind_too_many_bytes_is_refused(tmp_path: Path) -> None:

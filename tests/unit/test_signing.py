@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from dataservice.released import released
 from dcnr.errors import InvalidInput, Refused
 from dcnr.graph import Graph, graph_digest, graph_to_bytes
 from dcnr.ids import job_id_of
+from dcnr.sdk.client import AsyncClient
 from dcnr.sdk.signing import Draft
 from dcnr.sdk.submission import JobOptions, Planned, planned, request_of, unit_batches
 from dcnr.specs import TensorSpec
@@ -60,6 +63,18 @@ def draft(policy: NetworkPolicy, from_manifest: str = "") -> Draft:
             entries=[model_pb2.ManifestEntry(vnode="a", working=[checkpoint], cleared=checkpoint)],
         )  # fmt: skip
     return Draft(graph_to_bytes(graph()), request, manifest)
+
+
+def test_a_key_that_nobody_counts_is_told_before_anything_is_uploaded() -> None:
+    class Uploading:
+        """A client that may only be asked for its policy."""
+
+        policy = policy_of(ALICE, threshold=1)
+
+    client: Any = Uploading()
+    with pytest.raises(Refused) as refused:
+        asyncio.run(AsyncClient.submit(client, graph(), [MALLORY], JobOptions("key")))
+    assert refused.value.code == "not_a_maintainer"
 
 
 def test_one_of_one_signs_everything_at_once() -> None:

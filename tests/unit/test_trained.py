@@ -52,8 +52,15 @@ def test_a_trained_model_is_not_begun_anew_by_accident() -> None:
 
 
 def test_what_was_never_trained_to_the_end_begins() -> None:
+    client: Any = Client(job("c", CANCELLED, "e" * 64))
+    assert asyncio.run(check_untrained(client, "spiral")) == ""
+
+
+def test_who_submits_a_model_twice_reads_that_the_first_job_goes_on() -> None:
     client: Any = Client(job("c", CANCELLED, "e" * 64), job("d", RUNNING))
-    asyncio.run(check_untrained(client, "spiral"))
+    told = asyncio.run(check_untrained(client, "spiral"))
+    assert told.startswith("note: job d of spiral has not ended")
+    assert "dcnr job cancel" in told
 
 
 def test_a_job_that_ended_half_way_is_told_with_what_answers_now_and_the_way_back() -> None:

@@ -59,6 +59,22 @@ def test_a_job_that_its_maintainers_paused_is_told() -> None:
     assert (found[0].code, state_of(found)) == ("job_paused", "waiting")
 
 
+def test_who_lends_nothing_is_not_told_to_wait_for_jobs() -> None:
+    def told(**lent: float) -> tuple[str, str, str]:
+        (found,) = why(
+            draining=False, paused="", attached=1, known_orchestrators=1, membership_trouble="", worker=WorkerFacts(pid=1), hosted=[],
+            upload_trouble="", capability=membership_pb2.Capability(cores=1, **lent),
+        )  # fmt: skip
+        assert state_of([found]) == "idle"
+        return found.code, found.reason, found.change
+
+    assert told(memory_bytes=MIB, disk_bytes=MIB)[2] == "work comes when a job needs 1 cores"
+    code, reason, change = told(disk_bytes=MIB)
+    assert (code, "no memory is lent" in reason, "--memory-mb" in change) == ("no_assignment", True, True)
+    code, reason, change = told(memory_bytes=MIB)
+    assert (code, "no disk is lent" in reason, "--disk-mb" in change) == ("no_assignment", True, True)
+
+
 def test_what_ended_with_its_worker_is_not_called_refused() -> None:
     """A pause ends the worker, and with it every replica: that is no assignment that failed, and no limit would change it."""
     failed = orchestrator_pb2.ReplicaReport(
