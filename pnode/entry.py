@@ -25,6 +25,7 @@ from pnode.home import Home
 from pnode.joining import Joining
 from pnode.lent import advertised_host, beyond
 from pnode.probe import probe_machine
+from pnode.reasons import NOT_STARTED
 from pnode.supervisor import WORKER, Start
 from trust.identity import NodeKey
 from trust.in_force import InForce
@@ -35,6 +36,7 @@ from trust.public_names import check_public_name
 from vnode.registry import registry_with
 
 LOOK_S: Final = 0.5
+STARTING: Final = "starting"
 TAKING_PART: Final = ("idle", "working", "serving")
 """States in which nothing has to happen first."""
 
@@ -117,13 +119,19 @@ async def _run(daemon: Daemon, begun: asyncio.Event, tell: Callable[[str], None]
 
 
 async def _told_ready(daemon: Daemon, begun: asyncio.Event, tell: Callable[[str], None]) -> None:
-    """One line when it first takes part; a start takes seconds, in which its screen says that it is starting."""
+    """One line when it first takes part, and before that one for each reason why its worker does not start: the log leaves out a worker's last words. A start
+    takes seconds, in which its screen says that it is starting.
+    """
     await begun.wait()
+    told = NOT_STARTED
     while True:
         status = daemon.status()
         if status.state in TAKING_PART:
             tell(f"ready: {status.state}, {status.reason}")
             return
+        if status.state == STARTING and status.reason != told:
+            told = status.reason
+            tell(f"not ready: {told}; it is tried again")
         await asyncio.sleep(LOOK_S)
 
 
