@@ -88,7 +88,7 @@ class Daemon:
         self._now = Condition(clock.monotonic(), settings.outbound_only)
         self._stop, self._news, self._drained = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._hand_over, self._gaps, self._pausing = True, Gaps(), Pausing(home.paused, clock)
-        self._job: Callable[[], str] = str
+        self._job_of: Callable[[str], str] = lambda _: ""
         self.journal = Journal(clock, key.node_id, self._log_event)
         self._allowed = limits_of(settings, machine)
         self._build()
@@ -244,7 +244,7 @@ class Daemon:
             heads=HeadCheck(policy=self._present, orchestrators=self._orchestrators, rule=self._rule), options=options,
             send=self._send, hosted_changed=self._news.set, say=self.journal.say, clock=self._clock, group=group, resting=lambda: self._telling.resting(),
         )  # fmt: skip
-        self._job = lambda: desired.job_id if (desired := self._duties.term()[2]) is not None else ""
+        self._job_of = self._duties.job_of
         asked = Asked(
             self._key.node_id, self._present, self._home, self._objects, self._cache.file, self._duties, self._send, self._streams.say,
             self.journal.say, self._membership.network_time,
@@ -396,5 +396,5 @@ class Daemon:
 
     def _log_event(self, event: common_pb2.Event) -> None:
         where = vnode_in(event.kind, event.subject)
-        job = self._job() if "replica" in where else ""
+        job = self._job_of(where["replica"]) if "replica" in where else ""
         _log.info(event.kind, subject=event.subject, reason=event.reason, **where, **({"job": job} if job else {}))

@@ -254,6 +254,11 @@ class Duties:
         entry = self._models.get(model)
         return entry.authority.term if entry is not None else None
 
+    def job_of(self, replica: str) -> str:
+        """The job for which a replica is placed here; empty where none places it any more."""
+        placed = (one.desired for _, one in self._models.items() if one.desired is not None)
+        return next((str(one.job_id) for one in placed if any(item.replica == replica for item in one.assignments)), "")
+
     def manifests(self) -> list[tuple[str, str]]:
         """Each model with the digest of the newest manifest that a confirmed head names."""
         return [(name, one.authority.head.manifest_digest) for name, one in self._models.items() if one.authority.head is not None]

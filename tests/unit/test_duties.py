@@ -95,18 +95,19 @@ class Rig:
         await self.reads.wait()
         return True
 
-    async def head(self) -> None:
-        content = model_pb2.Head(network_id=POLICY.network_id, model=MODEL, epoch=1, holder=HOLDER.node_id, sequence=1)
+    async def head(self, model: str = MODEL) -> None:
+        content = model_pb2.Head(network_id=POLICY.network_id, model=model, epoch=1, holder=HOLDER.node_id, sequence=1)
         await self.duties.head_received(seal(identity_pb2.DOMAIN_HEAD, content, HOLDER), Source.OWN_GET)
 
     async def desire(
-        self, sequence: int, *, halted: bool = False, placed: bool = True, replica: str = REPLICA, siblings: int = 0
-    ) -> None:
+        self, sequence: int, *, halted: bool = False, placed: bool = True, replica: str = REPLICA, siblings: int = 0, model: str = MODEL,
+        job: str = JOB,
+    ) -> None:  # fmt: skip
         vnode = replica.partition(".")[0]
         others = [model_pb2.Neighbour(vnode=vnode, replica=f"{vnode}.{number}") for number in range(1, 1 + siblings)]
         assignment = model_pb2.DesiredAssignment(vnode=vnode, replica=replica, role=model_pb2.ROLE_PRIMARY, siblings=others)
         state = model_pb2.DesiredState(
-            network_id=POLICY.network_id, model=MODEL, job_id=JOB, epoch=1, holder=HOLDER.node_id, sequence=sequence, pnode_id=ME,
+            network_id=POLICY.network_id, model=model, job_id=job, epoch=1, holder=HOLDER.node_id, sequence=sequence, pnode_id=ME,
             halted=halted, assignments=[assignment] if placed else [],
         )  # fmt: skip
         await self.duties.desired_received(seal(identity_pb2.DOMAIN_DESIRED_STATE, state, HOLDER))
@@ -161,6 +162,23 @@ def test_a_provisioning_tried_again_begins_with_what_is_desired_by_then(
             rig.supply.fails = iter([Unavailable("not now", code=code)])
             await rig.overtaken(was_halted=True)
             assert [(bool(order.state_path), order.halted) for order in rig.orders()] == [(True, False)]
+
+    asyncio.run(story())
+
+
+def test_what_is_said_of_a_replica_names_the_job_of_its_own_model(tmp_path: Path) -> None:
+    """A machine works for several models, and its log is read by job."""
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            rig = Rig(tmp_path, group)
+            rig.supply.come.set()
+            for model in ("m", "n"):
+                await rig.head(model)
+                await rig.desire(1, model=model, job=f"{model}-1", replica=f"{model}.1")
+            assert [rig.duties.job_of(replica) for replica in ("m.1", "n.1")] == ["m-1", "n-1"]
+            await rig.desire(2, model="n", job="n-1", placed=False)
+            assert rig.duties.job_of("n.1") == "", "better none than that of another"
 
     asyncio.run(story())
 
