@@ -119,7 +119,6 @@ def submit(
     """
     import secrets
 
-    from dcnr.cli.trained import check_untrained
     from dcnr.sdk.plain import plain
     from dcnr.sdk.submission import JobOptions
     from dcnr.sdk.weights import read_weights
@@ -133,9 +132,8 @@ def submit(
     else:
         message, _ = _graph(graph, session)
         keys = session.keys(key)
-        begins = not (anew or from_manifest or idempotency_key)  # with a key it may be the job that is there
-        if begins and (note := session.run(lambda client: check_untrained(client, message.name))):
-            output.say(note)
+        if not (anew or from_manifest or idempotency_key):  # with a key it may be the job that is there
+            _check_untrained(session, message.name)
         options = JobOptions(
             idempotency_key=idempotency_key or secrets.token_hex(8), unit_batches=unit_batches, lead_batches=lead_batches,
             settling_deadline_s=settling_deadline_s, checkpoint_s=checkpoint_s, checkpoint_steps=checkpoint_steps, from_manifest=from_manifest,
@@ -233,6 +231,14 @@ def evaluate(
     output.emit(
         data, lambda: f"manifest {digest}\n{output.table(('depth', 'exit', 'loss', 'accuracy', 'count'), rows)}", as_json=as_json
     )
+
+
+def _check_untrained(session: Session, model: str) -> None:
+    """Raises Refused (``already_trained``); says so where another job of the model is still to end."""
+    from dcnr.cli.trained import check_untrained
+
+    if note := session.run(lambda client: check_untrained(client, model)):
+        output.say(note)
 
 
 async def _prepared(
