@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from dcnr import limits
-from dcnr.errors import DcnrError, InvalidInput
+from dcnr.errors import DcnrError, InvalidInput, for_others
 from dcnr.nearest import told_nearest
 from dcnr.specs import ComponentPlan, Config, ObjectivePlan, Registry, TensorSpec
 
@@ -221,7 +221,9 @@ def _checked(vnode: VNodeSpec, registry: Registry, specs: Mapping[str, TensorSpe
             raise _error(vnode.id, kind, f"{vnode.component!r} has no weights and owns no {kind}")
     if not component.stateful and vnode.replicas > 1:
         raise _error(vnode.id, "replicas", f"{vnode.component!r} has no weights: it runs with every replica of what reads it")
-    return _told(vnode.id, vnode.component, ComponentPlan, lambda: component.check(vnode.config, [specs[name] for name in vnode.inputs]))
+    return _told(
+        vnode.id, vnode.component, ComponentPlan, lambda: component.check(vnode.config, [specs[name] for name in vnode.inputs])
+    )
 
 
 def _told(vnode: str, name: str, kind: type[T], check: Callable[[], object]) -> T:
@@ -233,7 +235,7 @@ def _told(vnode: str, name: str, kind: type[T], check: Callable[[], object]) -> 
     except DcnrError:
         raise
     except Exception as error:  # somebody else's code: whoever named it is told, and an orchestrator goes on
-        raise _faulty(vnode, f"{name}: check() fails: {type(error).__name__}: {error}") from error
+        raise _faulty(vnode, f"{name}: check() fails: {for_others(error)}") from error
     if not isinstance(found, kind):
         raise _faulty(vnode, f"{name}: check() gives a {type(found).__name__}, not a {kind.__name__}")
     return found
@@ -330,7 +332,10 @@ def _stage(
     external, inside = _ancestry(vnode.inputs, by_id, stateful)
     objective = registry.objectives[vnode.objective]
     head = _told(
-        vnode.id, vnode.objective, ObjectivePlan, lambda: objective.check(vnode.objective_config, specs[vnode.id], target, num_classes)
+        vnode.id,
+        vnode.objective,
+        ObjectivePlan,
+        lambda: objective.check(vnode.objective_config, specs[vnode.id], target, num_classes),
     )
     try:
         registry.optimizers[vnode.optimizer].check(vnode.optimizer_config)

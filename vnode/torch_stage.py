@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dcnr.errors import DcnrError, InvalidInput, InvariantBroken
+from dcnr.errors import DcnrError, InvalidInput, InvariantBroken, for_others
 from dcnr.intervals import IntervalSet
 from dcnr.specs import Registry
 from dcnr.stages import FAULTY, Operation, Stage
@@ -173,8 +173,12 @@ def _blamed(stage: Stage) -> Iterator[None]:
     except DcnrError:
         raise
     except Exception as error:  # somebody else's code: whoever named it is told
-        message = f"{stage.id}: {stage.component} with {stage.objective} does not work: {type(error).__name__}: {error}"
-        raise InvalidInput(message, code="bad_component", remedy=FAULTY, vnode=stage.id, field="component") from error
+        raise _broken(stage, for_others(error)) from error
+
+
+def _broken(stage: Stage, why: str) -> InvalidInput:
+    message = f"{stage.id}: {stage.component} with {stage.objective} does not work: {why}"
+    return InvalidInput(message, code="bad_component", remedy=FAULTY, vnode=stage.id, field="component")
 
 
 def _try(stage: Stage, module: StageModule) -> None:
@@ -186,7 +190,7 @@ def _try(stage: Stage, module: StageModule) -> None:
     with torch.no_grad():
         output = module(zeros)
         if tuple(output.shape[1:]) != stage.output.shape:
-            raise ValueError(f"its output is {list(output.shape[1:])}, and check() says {list(stage.output.shape)}")
+            raise _broken(stage, f"its output is {list(output.shape[1:])}, and check() says {list(stage.output.shape)}")
         module.run_sinks(output)
         module.objective.step(output, zeros, target)
 

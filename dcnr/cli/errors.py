@@ -64,9 +64,24 @@ def show(error: DcnrError) -> None:
         f"{key}={value}" for key, value in list(error.details.items())[:_SHOWN_DETAILS] if value and value not in error.message
     ]
     lines.append(f"  why: {error.code}" + (f" ({', '.join(facts)})" if facts else ""))
+    if error.code == "bad_component":
+        lines += _words_of_its_own(error)
     if error.remedy:
         lines.append(f"  next: {error.remedy}")
     print("\n".join(lines), file=sys.stderr)  # noqa: T201
+
+
+def _words_of_its_own(error: DcnrError) -> list[str]:
+    """What code from outside the tree raised, and where: others hear its class alone."""
+    cause: BaseException | None = error
+    while isinstance(cause, DcnrError):
+        cause = cause.__cause__
+    if cause is None or cause.__traceback__ is None or str(cause) in error.message:
+        return []
+    place = cause.__traceback__
+    while place.tb_next is not None:
+        place = place.tb_next
+    return [f"  said: {type(cause).__name__}: {cause} ({place.tb_frame.f_code.co_filename}, line {place.tb_lineno})"]
 
 
 def _only_typed(group: ExceptionGroup[Exception]) -> DcnrError:
