@@ -34,17 +34,29 @@ def sole(**changes: Any) -> ReplicaCore:
     return core
 
 
-def test_each_replica_of_the_predecessor_is_asked_for_what_it_owns() -> None:
-    core = sole()
-    parts = split(BEFORE, NUM_BATCHES, 2)
+def asking() -> tuple[ReplicaCore, dict[ReplicaId, IntervalSet]]:
+    """One with a way to each replica of its predecessor, and what each of these owns."""
+    core, parts = sole(), dict(split(BEFORE, NUM_BATCHES, 2))
     for share in BEFORE:
         (need,) = of(ev.SendNeed, core.handle(ev.EdgeUp(0.0, 0, Peer(share.replica, 1))))
         assert (need.source, need.wanted) == (share.replica, parts[share.replica])
-    core.handle(ev.EdgeDown(0.1, 0, BEFORE[0].replica))
-    waits = {view.predecessor: view.why for view in core.view().needs}
-    assert waits == {BEFORE[0].replica: "no open way to the predecessor", BEFORE[1].replica: "not received yet"}
+    return core, parts
+
+
+def test_each_replica_of_the_predecessor_is_asked_for_what_it_owns() -> None:
+    core, _ = asking()
     out = core.handle(ev.PlanChanged(0.2, {0: (Share(BEFORE[0].replica, 0.0), BEFORE[1])}, frozenset(), 100))
     assert [(need.source, need.wanted) for need in of(ev.SendNeed, out)] == [(BEFORE[1].replica, IntervalSet.span(0, NUM_BATCHES))]
+
+
+def test_where_a_way_breaks_and_there_is_nothing_else_to_learn_the_other_is_asked_until_it_is_open_again() -> None:
+    core, parts = asking()
+    out = core.handle(ev.EdgeDown(0.1, 0, BEFORE[0].replica))
+    assert [(need.source, need.wanted) for need in of(ev.SendNeed, out)] == [(BEFORE[1].replica, IntervalSet.span(0, NUM_BATCHES))]
+    assert {view.predecessor: view.why for view in core.view().needs} == {BEFORE[1].replica: "not received yet"}
+    (need,) = of(ev.SendNeed, core.handle(ev.EdgeUp(0.2, 0, Peer(BEFORE[0].replica, 2))))
+    assert (need.source, need.wanted) == (BEFORE[0].replica, parts[BEFORE[0].replica])
+    assert {view.predecessor for view in core.view().needs} == {share.replica for share in BEFORE}
 
 
 def test_floors_and_durable_sets_are_stated_over_every_way() -> None:
