@@ -226,11 +226,6 @@ def place_of(directory: Path, interval: str) -> tuple[Path, int | None] | None:
     return None
 
 
-def closed_in(directory: Path) -> dict[str, Path]:
-    """The whole intervals of a replica's directory by name, as they lie on disk."""
-    return {name: path for path in signed_in(directory) if (name := name_of(path))}
-
-
 def told_by(names: Sequence[str], known: Collection[str]) -> str:
     """Of a folder's names the one that manifests speak of; else the last: they name no two of them, since a replica that goes on from an anchor is another."""
     return next((name for name in names if name in known), names[-1])

@@ -14,6 +14,7 @@ from dcnr.tensor import encode
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.books import Books
 from pnode.chain import Standing
+from pnode.evidence import name_of, signed_in
 from pnode.spool import Frame
 from vnode.compute import StepResult
 from vnode.state import StateInfo
@@ -80,6 +81,11 @@ class Rig:
     @property
     def folder(self) -> Path:
         return self.root / "evidence"
+
+
+def closed_in(directory: Path) -> dict[str, Path]:
+    """The whole intervals of a replica's directory by name, as they lie on disk."""
+    return {name: path for path in signed_in(directory) if (name := name_of(path))}
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from blake3 import blake3
-from evidence_rig import INFO, NAMES, STANDING, Rig, run
+from evidence_rig import INFO, NAMES, STANDING, Rig, closed_in, run
 
 from dcnr.errors import Unavailable
 from dcnr.ids import ReplicaId, digest_of
@@ -19,7 +19,7 @@ from dcnr.tensor import encode
 from dcnr.v1 import identity_pb2, model_pb2
 from pnode.arrivals import Arrival
 from pnode.books import MAX_BACKLOG
-from pnode.evidence import EvidenceFolder, closed_in, forget
+from pnode.evidence import EvidenceFolder, forget
 from pnode.gathering import Means, gather
 from pnode.pace import Pace
 from pnode.spool import Frame

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from evidence_rig import INFO, NAMES, Rig, run
+from evidence_rig import INFO, NAMES, Rig, closed_in, run
 
 from dcnr.v1 import model_pb2
 from pnode.books import MAX_BACKLOG
-from pnode.evidence import EvidenceFolder, closed_in
+from pnode.evidence import EvidenceFolder
 from vnode.bundle import read_bundle
 
 ROOM, EACH = 200_000, 2_000

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evidence_rig import closed_in
 from test_evidence_kept import NAMES, Rig, run
 
 from dcnr.errors import Unavailable
 from dcnr.ids import digest_of
 from dcnr.system import SystemClock
-from pnode.evidence import closed_in
 from pnode.gathering import Gatherings, Means
 from pnode.pace import Pace
 

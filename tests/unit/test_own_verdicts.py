@@ -7,10 +7,12 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from evidence_rig import closed_in
+
 from dcnr.errors import Unavailable
 from dcnr.ids import digest_of
 from dcnr.v1 import data_pb2, identity_pb2, local_pb2, model_pb2
-from pnode.evidence import EvidenceFolder, closed_in
+from pnode.evidence import EvidenceFolder
 from pnode.trail import MAX_MANIFESTS
 from pnode.verdicts import CALM_S, COUNT_S, Told, Verdicts, spared_of
 from trust.envelope import seal
