@@ -8,11 +8,11 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from relay_rig import CLOCK, Relay, connected_to, relays, until
@@ -20,6 +20,7 @@ from rpc_rig import CLIENT, MALLORY, NETWORK, SERVER, House, in_house
 
 import membership.reach_desk
 import pnode.reaching
+from dcnr.client import Orchestrators
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import NodeId
 from dcnr.rpc.connection import Connection
@@ -296,6 +297,14 @@ def test_a_liar_among_the_testers_changes_nothing_and_where_nobody_tests_the_add
     in_house(scene)
 
 
+def unheard(known: Callable[[], list[tuple[NodeId, list[str]]]], asked: Callable[..., Any]) -> tuple[Machine, asyncio.Future[None]]:
+    """A machine that asks orchestrators of which none answers, and what it does."""
+    made, orchestrators = Machine(7700, 0, []), SimpleNamespace(known=known, connection=asked)
+    made.orchestrators = cast(Orchestrators, orchestrators)
+    made.reaching = Reaching(made.outside())
+    return made, asyncio.ensure_future(made.reaching.run(7700))
+
+
 def test_an_orchestrator_that_sees_it_elsewhere_all_the_time_does_not_use_up_what_it_may_ask_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -313,11 +322,7 @@ def test_an_orchestrator_that_sees_it_elsewhere_all_the_time_does_not_use_up_wha
         raise Unavailable("busy")
 
     async def scene() -> None:
-        made = Machine(7700, 0, [])
-        orchestrators: Any = SimpleNamespace(known=known, connection=asked)
-        made.orchestrators = orchestrators
-        made.reaching = Reaching(made.outside())
-        running = asyncio.ensure_future(made.reaching.run(7700))
+        made, running = unheard(known, asked)
         await until(lambda: num_asked == 1, "it is tested at first")
         made.clock.now_s += UNTESTED_S
         await until(lambda: num_asked == 2, "and later, since nobody said anything")
@@ -345,11 +350,7 @@ def test_a_machine_that_wakes_with_another_address_behind_the_same_line_is_teste
         raise Unavailable("busy")
 
     async def scene() -> None:
-        made = Machine(7700, 0, [])
-        orchestrators: Any = SimpleNamespace(known=lambda: [(tester, [])], connection=asked)
-        made.orchestrators = orchestrators
-        made.reaching = Reaching(made.outside())
-        running = asyncio.ensure_future(made.reaching.run(7700))
+        made, running = unheard(lambda: [(tester, [])], asked)
         welcome = orchestrator_pb2.Welcome(observed_address="9.9.9.9:1")
         made.reaching.welcomed(tester, welcome)
         await until(lambda: num_asked == 1, "it is tested at first")
