@@ -226,9 +226,9 @@ def place_of(directory: Path, interval: str) -> tuple[Path, int | None] | None:
     return None
 
 
-def told_by(names: Sequence[str], known: Collection[str]) -> str:
-    """Of a folder's names the one that manifests speak of; else the last: they name no two of them, since a replica that goes on from an anchor is another."""
-    return next((name for name in names if name in known), names[-1])
+def told_by(names: Sequence[str], *known: Collection[str]) -> str:
+    """Of a folder's names the first that manifests speak of, by the first of ``known`` that has one; else the last."""
+    return next((name for some in known for name in names if name in some), names[-1])
 
 
 def left_in(directory: Path, before_s: float, known: Collection[str] = ()) -> tuple[dict[str, tuple[int, float]], int]:

@@ -137,10 +137,11 @@ class Verdicts:
     async def _settle(self, replica: str, life: object | None, now_s: float, *, is_hosted: bool) -> None:
         """Tells the worker what it may let go, or lets it go where no replica of that name is hosted."""
         known, directory = self._known[replica], self._evidence / replica
-        kept = [told_by(names, known) for names in (await asyncio.to_thread(signed_in, directory)).values()]
+        is_open = {name for name, one in known.items() if one.verdict == Verdict.OPEN.value}
+        kept = [told_by(names, is_open, known) for names in (await asyncio.to_thread(signed_in, directory)).values()]
         spared = spared_of(kept, known, now_s)
         decided = [name for name in decided_of(kept, {name: one.verdict for name, one in known.items()}) if name not in spared]
-        num_open = sum(one.verdict == Verdict.OPEN.value for one in known.values())
+        num_open = len(is_open)
         self._settled[replica] = life
         self._look_again_s[replica] = min((known[name].decided_s for name in spared), default=math.inf) + SPARED_KEPT_S
         if life is not None:

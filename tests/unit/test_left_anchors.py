@@ -15,7 +15,7 @@ from test_merged_intervals import Lie, honest, run
 
 from dcnr.ids import digest_of
 from dcnr.v1 import model_pb2
-from pnode.evidence import EvidenceFolder, forget, left_in, signed_in
+from pnode.evidence import EvidenceFolder, forget, left_in, signed_in, told_by
 from vnode.bundle import read_bundle
 
 
@@ -111,3 +111,12 @@ def test_what_is_signed_is_written_although_its_replica_ends_at_once(tmp_path: P
         assert [*signed_in(tmp_path / "a.1" / "evidence").values()] == [[digest_of(b"signed")]]
 
     run(scenario)
+
+
+def test_a_folder_of_which_anything_is_open_counts_as_open() -> None:
+    """One that goes on from an anchor and the one that made it may both be named: what is asked for of the one stays though the other is decided."""
+    names = ["anchor", "whole"]
+    assert told_by(names, {"whole"}, {"anchor", "whole"}) == "whole"
+    assert told_by(names, {"anchor"}, {"anchor", "whole"}) == "anchor"
+    assert told_by(names, (), {"anchor"}) == "anchor"
+    assert told_by(names, (), ()) == "whole"
