@@ -50,7 +50,7 @@ async def gather(directory: Path, replica: str, interval: str, destination: Path
     """The bundle of an interval of that replica, kept in ``directory``, as the file ``destination``. Raises NotFound (``no_evidence``), Unavailable
     (``evidence_lost``, ``not_reproduced``, ``evidence_late``), OSError, and what computing again raises.
     """
-    place = place_of(directory, check_digest(interval))
+    place = await asyncio.to_thread(place_of, directory, check_digest(interval))
     if place is None:
         raise NotFound("no evidence of that interval is kept here", code="no_evidence")
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"gather-{replica}")

@@ -154,6 +154,29 @@ def test_a_daemon_that_begins_anew_keeps_evidence_of_what_was_named_long_ago_and
     run(tmp_path, scenario)
 
 
+def test_a_folder_stays_while_an_interval_of_it_is_open_though_another_one_is_decided(tmp_path: Path) -> None:
+    """One that ends with an anchor, from which another replica went on, and the whole."""
+
+    async def scenario(rig: Rig) -> None:
+        kept = rig.root / "evidence" / "a.1"
+        folder = EvidenceFolder(kept)
+        folder.load()
+        left = folder.open(bytes(SIZE))
+        left.write("anchor-0", b"anchor")
+        left.write("statement-0", bytes([4]))
+        folder.closed(left, NAMES[3])
+        folder.close()
+        del rig.lives["a.1"]
+        rig.tells(n0="passed", n1="passed", n2="passed", n3="open", n4="passed")
+        await rig.looks(2)
+        assert list(closed_in(kept)) == NAMES[3:4]
+        rig.tells(n3="passed")
+        await rig.looks(2)
+        assert not closed_in(kept)
+
+    run(tmp_path, scenario)
+
+
 def test_evidence_of_what_was_spared_goes_after_its_time_also_where_the_replica_is_gone(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         rig.tells(n0="passed", n1="spared", n2="spared")
