@@ -3,64 +3,21 @@
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from google.protobuf import descriptor_pb2
 
+from dcnr.contract import SNAPSHOT, breaking, unknown
+from dcnr.protoc import described, generate, main
+
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = sorted((ROOT / "proto" / "dcnr" / "v1").glob("*.proto"))
-SNAPSHOT = ROOT / "proto" / "contract.binpb"
-
-
-def current() -> descriptor_pb2.FileDescriptorSet:
-    """Descriptors of the committed generated code."""
-    import importlib
-
-    result = descriptor_pb2.FileDescriptorSet()
-    for path in PROTOS:
-        module = importlib.import_module(f"dcnr.v1.{path.stem}_pb2")
-        module.DESCRIPTOR.CopyToProto(result.file.add())
-    return result
-
-
-def breaking(old: descriptor_pb2.FileDescriptorSet, new: descriptor_pb2.FileDescriptorSet) -> list[str]:
-    """What an older node would misread: removed or renumbered fields, changed types, removed values, messages or calls."""
-    messages = {m.name: m for f in new.file for m in f.message_type}
-    enums = {e.name: e for f in new.file for e in f.enum_type}
-    services = {s.name: s for f in new.file for s in f.service}
-    wrong: list[str] = []
-    for file in old.file:
-        for message in file.message_type:
-            if message.name not in messages:
-                wrong.append(f"message {message.name} is gone")
-                continue
-            fields = {f.number: f for f in messages[message.name].field}
-            reserved = list(messages[message.name].reserved_range)
-            for field in message.field:
-                now = fields.get(field.number)
-                if now is None:
-                    if not any(r.start <= field.number < r.end for r in reserved):
-                        wrong.append(f"{message.name}.{field.name} = {field.number} is gone and not reserved")
-                elif (now.type, now.type_name, now.label) != (field.type, field.type_name, field.label):
-                    wrong.append(f"{message.name}.{field.name} = {field.number} changed its type")
-        for enum in file.enum_type:
-            numbers = {v.number for v in enums[enum.name].value} if enum.name in enums else set()
-            wrong += [f"{enum.name}.{v.name} is gone" for v in enum.value if v.number not in numbers]
-        for service in file.service:
-            methods = {m.name: m for m in services[service.name].method} if service.name in services else {}
-            for method in service.method:
-                now_method = methods.get(method.name)
-                if now_method is None or (
-                    now_method.input_type, now_method.output_type, now_method.client_streaming, now_method.server_streaming
-                ) != (method.input_type, method.output_type, method.client_streaming, method.server_streaming):  # fmt: skip
-                    wrong.append(f"{service.name}.{method.name} is gone or changed")
-    return wrong
 
 
 def test_generated_code_is_that_of_the_protos(tmp_path: Path) -> None:
-    from dcnr.protoc import generate
-
     assert generate(ROOT, tmp_path) == 0
     made = {path.name: path.read_bytes() for path in (tmp_path / "dcnr" / "v1").glob("*_pb2*.py*")}
     committed = {path.name: path.read_bytes() for path in (ROOT / "dcnr" / "v1").glob("*_pb2*.py*")}
@@ -69,27 +26,69 @@ def test_generated_code_is_that_of_the_protos(tmp_path: Path) -> None:
 
 
 def test_no_change_breaks_the_snapshot() -> None:
-    old = descriptor_pb2.FileDescriptorSet.FromString(SNAPSHOT.read_bytes())
-    assert breaking(old, current()) == []
+    assert breaking(snapshot(), described(ROOT)) == []
 
 
-@pytest.mark.parametrize("change", ["remove field", "renumber", "type", "remove value", "remove call"])
+def test_nothing_of_the_contract_could_be_broken_unseen() -> None:
+    assert unknown(snapshot(), described(ROOT)) == [], "run: python -m dcnr.protoc"
+
+
+CHANGES: dict[str, Callable[[descriptor_pb2.FileDescriptorProto, descriptor_pb2.DescriptorProto], object]] = {
+    "remove message": lambda file, _: file.message_type.pop(0),
+    "remove field": lambda _, beat: beat.field.pop(0),
+    "renumber": lambda _, beat: setattr(beat.field[0], "number", 99),
+    "type": lambda _, beat: setattr(beat.field[0], "type", descriptor_pb2.FieldDescriptorProto.TYPE_STRING),
+    "rename": lambda _, beat: setattr(beat.field[0], "name", "anything"),
+    "values of a map": lambda file, _: setattr(entries(file)[0].field[1], "type", descriptor_pb2.FieldDescriptorProto.TYPE_BOOL),
+    "out of a oneof": lambda file, _: next(
+        field for message in file.message_type for field in message.field if field.HasField("oneof_index")
+    ).ClearField("oneof_index"),
+    "remove value": lambda file, _: file.enum_type[0].value.pop(1),
+    "rename value": lambda file, _: setattr(file.enum_type[0].value[1], "name", "ANYTHING"),
+    "remove call": lambda file, _: file.service[0].method.pop(0),
+    "stream a call": lambda file, _: setattr(
+        file.service[0].method[0], "server_streaming", not file.service[0].method[0].server_streaming
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_the_comparison_sees_breaking_changes(change: str) -> None:
-    old, new = current(), current()
+    old = described(ROOT)
+    new = descriptor_pb2.FileDescriptorSet.FromString(old.SerializeToString())
     file = next(f for f in new.file if f.name.endswith("orchestrator.proto"))
-    message = next(m for m in file.message_type if m.name == "Beat")
-    match change:
-        case "remove field":
-            del message.field[0]
-        case "renumber":
-            message.field[0].number = 99
-        case "type":
-            message.field[0].type = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
-        case "remove value":
-            del file.enum_type[0].value[1]
-        case "remove call":
-            del file.service[0].method[0]
+    CHANGES[change](file, next(m for m in file.message_type if m.name == "Beat"))
     assert breaking(old, new)
+
+
+def test_a_reserved_number_may_lose_its_field() -> None:
+    old = described(ROOT)
+    new = descriptor_pb2.FileDescriptorSet.FromString(old.SerializeToString())
+    beat = next(m for f in new.file for m in f.message_type if m.name == "Beat")
+    number = beat.field.pop(0).number
+    beat.reserved_range.add(start=number, end=number + 1)
+    assert breaking(old, new) == []
+
+
+def test_nothing_is_written_where_an_older_node_would_misread_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(ROOT / "proto", tmp_path / "proto")
+    proto = tmp_path / "proto" / "dcnr" / "v1" / "orchestrator.proto"
+    proto.write_text(re.sub(r"\bBeatAck\b", "BeatAnswer", proto.read_text()))
+    before = (tmp_path / "proto" / SNAPSHOT).read_bytes()
+    assert main(tmp_path) == 1
+    assert "message BeatAck is gone" in capfd.readouterr().err
+    assert (tmp_path / "proto" / SNAPSHOT).read_bytes() == before
+    assert not (tmp_path / "dcnr").exists()
+
+
+def entries(file: descriptor_pb2.FileDescriptorProto) -> list[descriptor_pb2.DescriptorProto]:
+    """What the file's maps are made of."""
+    return [nested for message in file.message_type for nested in message.nested_type if nested.options.map_entry]
+
+
+def snapshot() -> descriptor_pb2.FileDescriptorSet:
+    """As it is committed."""
+    return descriptor_pb2.FileDescriptorSet.FromString((ROOT / "proto" / SNAPSHOT).read_bytes())
 
 
 @pytest.mark.parametrize("path", PROTOS, ids=lambda path: path.stem)
@@ -112,7 +111,7 @@ def test_everything_is_commented_and_named_by_the_rules(path: Path) -> None:
 
 def test_enums_begin_unspecified_and_calls_have_their_own_messages() -> None:
     wrong: list[str] = []
-    for file in current().file:
+    for file in described(ROOT).file:
         for enum in file.enum_type:
             if enum.value[0].number != 0 or not enum.value[0].name.endswith("_UNSPECIFIED"):
                 wrong.append(f"{enum.name} does not begin with *_UNSPECIFIED = 0")

@@ -20,6 +20,7 @@ WITHOUT: Final = {
     "dataservice/probe.py::_probe_uploads": "an object of the probe, which nobody reads later",
     "dataservice/probe.py::_stale": "an object of the probe, which nobody reads later",
     "dataservice/probe.py::check_preconditions": "an object of the probe, which nobody reads later",
+    "dcnr/protoc.py::main": "made again from `proto/` by the next run",
     "dcnr/testing.py::Process.start": "a log",
     "gateway/gate.py::Gate.__call__": "a span of a trace gets its name, no file",
     "gateway/keys.py::KeyFile._open": "opens the file; changes are made in `_change`",
