@@ -1,6 +1,6 @@
 """Goal: no gradient crosses from one VNode to another, also inside one worker.
 
-What is handed over has no history, and a step downstream leaves upstream alone.
+What is handed over has no history and is no copy, and a step downstream leaves upstream alone.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ def test_handed_over_tensors_have_no_history_and_steps_downstream_leave_upstream
     job = make_job(tmp_path)
     computes: list[TorchCompute] = []
     handed: list[torch.Tensor] = []
+    made: list[torch.Tensor] = []
     learn = TorchCompute.learn
 
     def watched(self: TorchCompute, batch: int, inputs: Any, target: Any, num_learned: int) -> Any:
@@ -106,12 +107,15 @@ def test_handed_over_tensors_have_no_history_and_steps_downstream_leave_upstream
             assert all(parameter.grad is None for parameter in other._parameters)
         assert result.output.grad_fn is None
         assert not result.output.requires_grad
+        made.append(result.output)
         return result
 
     monkeypatch.setattr(TorchCompute, "learn", watched)
     ready = asyncio.run(train_in_one_process(job))
     assert len(computes) == 2
-    assert len(handed) == job.num_batches, "the second stage was fed with the first one's own tensors"
+    assert len(handed) == job.num_batches
+    own = {tensor.data_ptr() for tensor in made}  # all of them still live, so no address stands for two
+    assert {tensor.data_ptr() for tensor in handed} <= own, "the second stage reads the first one's own memory: nothing was copied"
     assert all(tensor.grad_fn is None and not tensor.requires_grad and tensor.grad is None for tensor in handed)
     assert {made.replica for made in ready} == {"s1.1", "s2.1"}
 
