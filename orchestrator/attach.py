@@ -22,6 +22,7 @@ from orchestrator.builds import builds_of, lacks_of_jobs
 from orchestrator.checkpoints import is_fenced
 from orchestrator.inventory import Transition
 from orchestrator.runtime import ModelRuntime, Shared
+from orchestrator.smallest import too_small
 from orchestrator.view import ModelView
 from trust.rates import Rate, TokenBuckets
 from trust.records import VerifiedAdvert, open_advert
@@ -219,13 +220,16 @@ class AttachService:
         for node_id in accused:
             self.probe(node_id)
         judgement = shared.inventory.judgement(stream.pnode_id)
+        views = [one.view for one in self._models.values()]
+        record = shared.inventory.nodes().get(stream.pnode_id)
         ack = orchestrator_pb2.BeatAck(
             sequence=beat.sequence,
             beat_interval_s=interval_s,
             state=judgement.state,
             reason=judgement.reason,
             evidence=judgement.evidence,
-            lacks=lacks_of_jobs(stream.builds, [one.view for one in self._models.values()]),
+            lacks=lacks_of_jobs(stream.builds, views),
+            too_small=too_small(record.capability, views) if record is not None else "",
         )
         self._put(stream, orchestrator_pb2.OrchestratorMessage(beat_ack=ack))
 

@@ -125,7 +125,7 @@ class ControlStreams:
             local_pb2.Contact(
                 node_id=node_id, address=stream.address, attached=stream.attached, since_s=now - stream.since_s, reason=stream.reason,
                 state=stream.seen_as.state, state_reason=stream.seen_as.reason, evidence=stream.seen_as.evidence,
-                round_trip_s=stream.round_trip_s, lacks=stream.seen_as.lacks,
+                round_trip_s=stream.round_trip_s, lacks=stream.seen_as.lacks, too_small=stream.seen_as.too_small,
             )
             for node_id, stream in sorted(self._streams.items())
         ]  # fmt: skip

@@ -145,13 +145,13 @@ def why(
             "get the file or module from its maintainers, and add it to the setting components (or --components) at the next start",
         )  # fmt: skip
     elif has_room:
-        _unplaced(capability, line)
+        _unplaced(capability, contacts, line)
     if not lines:
         line("working", f"{len(hosted)} VNode{'s' * (len(hosted) != 1)} hosted", "")
     return lines
 
 
-def _unplaced(capability: membership_pb2.Capability, line: Line) -> None:
+def _unplaced(capability: membership_pb2.Capability, contacts: Sequence[local_pb2.Contact], line: Line) -> None:
     """Nothing fits where nothing is lent, whatever jobs come."""
     if not capability.memory_bytes:
         line(
@@ -162,6 +162,11 @@ def _unplaced(capability: membership_pb2.Capability, line: Line) -> None:
         line(
             "no_assignment", "nothing can be placed here: no disk is lent",
             "free disk space, or lend more of it: --disk-mb, or less in limits.disk_min_free_mb of config.toml, at the next start",
+        )  # fmt: skip
+    elif small := next((contact for contact in contacts if contact.attached and contact.too_small), None):
+        line(
+            "too_small", f"orchestrator {small.node_id[:8]} has nothing that fits here: {small.too_small}",
+            "lend so much more, if you can, by --memory-mb or --disk-mb at the next start; else work comes when a job has smaller VNodes",
         )  # fmt: skip
     else:
         line(
@@ -189,7 +194,7 @@ def state_of(lines: list[local_pb2.WhyLine]) -> str:
         "assignment_failed": "refusing",
         "quarantined": "quarantined", "rehab": "rehab", "waiting_for_audit": "waiting", "job_paused": "waiting",
         "held_back": "working", "upload_waits": "working", "no_assignment": "idle", "working": "working",
-        "serving": "serving", "component_lacking": "idle",
+        "serving": "serving", "component_lacking": "idle", "too_small": "idle",
     }  # fmt: skip
     return words[lines[0].code]
 

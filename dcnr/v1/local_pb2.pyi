@@ -1173,6 +1173,7 @@ class Contact(_message.Message):
     EVIDENCE_FIELD_NUMBER: _builtins.int
     ROUND_TRIP_S_FIELD_NUMBER: _builtins.int
     LACKS_FIELD_NUMBER: _builtins.int
+    TOO_SMALL_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """whom"""
     address: _builtins.str
@@ -1193,6 +1194,8 @@ class Contact(_message.Message):
     """from a beat to its answer, moving average, seconds; 0: not known yet"""
     lacks: _builtins.str
     """what of the jobs there this PNode cannot build, in words; empty: nothing"""
+    too_small: _builtins.str
+    """what the jobs there need at least and is not lent here, in words; empty: something fits"""
     def __init__(
         self,
         *,
@@ -1206,10 +1209,11 @@ class Contact(_message.Message):
         evidence: _builtins.str = ...,
         round_trip_s: _builtins.float = ...,
         lacks: _builtins.str = ...,
+        too_small: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "evidence", b"evidence", "lacks", b"lacks", "node_id", b"node_id", "reason", b"reason", "round_trip_s", b"round_trip_s", "since_s", b"since_s", "state", b"state", "state_reason", b"state_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "evidence", b"evidence", "lacks", b"lacks", "node_id", b"node_id", "reason", b"reason", "round_trip_s", b"round_trip_s", "since_s", b"since_s", "state", b"state", "state_reason", b"state_reason", "too_small", b"too_small"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -885,6 +885,7 @@ class BeatAck(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     EVIDENCE_FIELD_NUMBER: _builtins.int
     LACKS_FIELD_NUMBER: _builtins.int
+    TOO_SMALL_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """of the beat"""
     beat_interval_s: _builtins.float
@@ -897,6 +898,8 @@ class BeatAck(_message.Message):
     """digest of the fault record behind it; empty without one"""
     lacks: _builtins.str
     """what of the jobs here that PNode cannot build, in words; empty: nothing, or it did not say what it can"""
+    too_small: _builtins.str
+    """what the least VNode of each job here needs and that PNode does not lend, in words; empty: some VNode fits"""
     def __init__(
         self,
         *,
@@ -906,10 +909,11 @@ class BeatAck(_message.Message):
         reason: _builtins.str = ...,
         evidence: _builtins.str = ...,
         lacks: _builtins.str = ...,
+        too_small: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_interval_s", b"beat_interval_s", "evidence", b"evidence", "lacks", b"lacks", "reason", b"reason", "sequence", b"sequence", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_interval_s", b"beat_interval_s", "evidence", b"evidence", "lacks", b"lacks", "reason", b"reason", "sequence", b"sequence", "state", b"state", "too_small", b"too_small"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,27 @@ from typing import Any
 import numpy as np
 import pytest
 from nursery import nursed
-from trouble_rig import graph_text, until, write_data
+from trouble_rig import asked, graph_text, until, write_data
 
 from dcnr.cli import dcnr as maintainer
 from dcnr.cli import errors
-from dcnr.graph import graph_from_toml
+from dcnr.graph import graph_from_toml, stages_of_graph
+from dcnr.limits import MIB
 from dcnr.sdk.blocking import Client, connect
 from dcnr.sdk.staging import Source
 from dcnr.sdk.submission import JobOptions
 from dcnr.testing import LocalNetwork, LocalPNode
 from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.costs import stage_costs
 from trust.envelope import seal
 from trust.identity import NodeKey
+from vnode.registry import default_registry
 
 
 @pytest.fixture(scope="module")
 def network(small_network: LocalNetwork) -> Iterator[LocalNetwork]:
-    """With one PNode that can lend almost nothing."""
-    process = small_network.add_pnode(*nursed([LocalPNode("little", memory_mb=128)]))
+    """With one PNode that lends less than any VNode needs: 34 MiB beside what the daemon takes."""
+    process = small_network.add_pnode(*nursed([LocalPNode("little", memory_mb=290)]))
     yield small_network
     small_network.kill(process)
     small_network.pnodes.remove(process)
@@ -207,6 +211,19 @@ def test_a_pnode_that_is_too_small_is_told_and_says_what_is_needed(network: Loca
         return "\n".join(f"{line.verdict}: {line.reason} {dict(line.inputs)}" for line in lines)
 
     until(lambda: "waiting" in explained() and "rejected" in explained() and "MiB" in explained(), say=explained)
+    little = next(process for process in network.pnodes if process.name == "little")
+
+    def told() -> dict[str, str]:
+        line: dict[str, str] = json.loads(asked("why", "--json", "--home", str(little.home)))["lines"][0]
+        return line
+
+    until(lambda: told()["code"] == "too_small", say=lambda: json.dumps(told()))
+    least = min(
+        stage_costs(stages_of_graph(graph_from_toml(text), default_registry()), default_registry(), 16),
+        key=lambda cost: cost.memory_bytes,
+    )
+    assert f"huge: no VNode needs less than {math.ceil(least.memory_bytes / MIB)} MiB of memory ({least.vnode})" in told()["reason"]
+    assert "--memory-mb" in told()["change"]
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         where = ["--network", str(network.network_file), "--bootstrap", network.bootstrap[0]]

@@ -1,0 +1,43 @@
+"""What a PNode would have to lend to host anything of the jobs that there are: its volunteer is told, and lends more or does not wait in vain. Pure.
+
+As the planner counts (`orchestrator.costs`): the only replica of a VNode, on a PNode that hosts nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from dcnr import limits
+from dcnr.v1 import membership_pb2
+from orchestrator.costs import disk_bytes, spool_bytes
+from orchestrator.view import ModelView
+
+MAX_TOLD: Final = 500
+
+
+def too_small(capability: membership_pb2.Capability, views: Iterable[ModelView | None]) -> str:
+    """Model by model the least that a VNode of its job needs, where that is more than the PNode lends; empty where something fits, or nothing is asked for."""
+    told: list[str] = []
+    if not capability.ByteSize():
+        return ""  # it has not said yet what it lends
+    for view in views:
+        if view is None or view.job is None or not view.job.costs or not view.head.active.job_id:
+            continue
+        spool = spool_bytes(capability.disk_bytes)
+        least = min(
+            view.job.costs,
+            key=lambda cost: (cost.memory_bytes > capability.memory_bytes, disk_bytes(cost, spool), cost.memory_bytes),
+        )
+        if least.memory_bytes > capability.memory_bytes:
+            least = min(view.job.costs, key=lambda cost: cost.memory_bytes)
+            what, needed, lent = "memory", least.memory_bytes, capability.memory_bytes
+        elif disk_bytes(least, spool) > capability.disk_bytes:
+            what, needed, lent = "disk", disk_bytes(least, spool), capability.disk_bytes
+        else:
+            return ""
+        mib = -(-needed // limits.MIB)
+        told.append(
+            f"{view.model}: no VNode needs less than {mib} MiB of {what} ({least.vnode}), {lent // limits.MIB} MiB are lent"
+        )
+    return "; ".join(told)[:MAX_TOLD]
