@@ -91,7 +91,8 @@ async def _supervise(child: subprocess.Popen[bytes], options: dict[str, Any]) ->
         if child.poll() is None:
             child.send_signal(signal.SIGKILL if b"k" in received else signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), float(options["stop_s" if received else "orphan_s"]))
+                async with asyncio.timeout(float(options["stop_s" if received else "orphan_s"])):
+                    await ended.wait()
     finally:
         if server is not None:
             server.close()
@@ -106,7 +107,8 @@ async def _forward(*, host: str, port: int, to_port: int) -> asyncio.Server:
             if open_connections.locked():
                 return
             async with open_connections:
-                inner_reader, inner_writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", to_port), DIAL_S)
+                async with asyncio.timeout(DIAL_S):
+                    inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", to_port)
                 try:
                     async with asyncio.TaskGroup() as tasks:
                         tasks.create_task(_copy(reader, inner_writer))
@@ -122,9 +124,14 @@ async def _forward(*, host: str, port: int, to_port: int) -> asyncio.Server:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while block := await asyncio.wait_for(reader.read(BLOCK_BYTES), IDLE_S):
+    while True:
+        async with asyncio.timeout(IDLE_S):
+            block = await reader.read(BLOCK_BYTES)
+        if not block:
+            break
         writer.write(block)
-        await asyncio.wait_for(writer.drain(), IDLE_S)
+        async with asyncio.timeout(IDLE_S):
+            await writer.drain()
     with contextlib.suppress(OSError):
         writer.write_eof()
 

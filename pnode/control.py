@@ -183,7 +183,7 @@ class ControlStreams:
         stream.address = connection.address
         interval_s = limits.HEARTBEAT_S
         sequence, beat_at = 0, 0.0
-        await asyncio.wait_for(call.write(orchestrator_pb2.PNodeMessage(hello=self._hello())), limits.CALL_TIMEOUT_S)
+        await _write(call, orchestrator_pb2.PNodeMessage(hello=self._hello()))
         reading = asyncio.create_task(_read(call))
         try:
             due = heard = self._clock.monotonic()
@@ -199,9 +199,9 @@ class ControlStreams:
                     sequence += 1
                     message = orchestrator_pb2.PNodeMessage(beat=self._beat(sequence))
                     message.beat.round_trip_s, beat_at = stream.round_trip_s, self._clock.monotonic()
-                    await asyncio.wait_for(call.write(message), limits.CALL_TIMEOUT_S)
+                    await _write(call, message)
                     while stream.words:
-                        await asyncio.wait_for(call.write(stream.words.popleft()), limits.CALL_TIMEOUT_S)
+                        await _write(call, stream.words.popleft())
                     due = now + interval_s * self._rng.uniform(0.8, 1.0)
                 nudged = asyncio.create_task(stream.nudge.wait())
                 await asyncio.wait(
@@ -238,6 +238,15 @@ def attached_first(
 ) -> list[tuple[NodeId, Sequence[str]]]:
     """Those that have a stream of this PNode before all others, which may not know it. Pure."""
     return sorted(known, key=lambda one: one[0] not in attached)
+
+
+async def _write(call: Any, message: orchestrator_pb2.PNodeMessage) -> None:
+    """Raises TimedOut where the other end takes nothing for `limits.CALL_TIMEOUT_S`."""
+    try:
+        async with asyncio.timeout(limits.CALL_TIMEOUT_S):
+            await call.write(message)
+    except TimeoutError:
+        raise TimedOut(f"it takes nothing for {limits.CALL_TIMEOUT_S:g} s", code="orchestrator_silent") from None
 
 
 async def _read(call: Any) -> orchestrator_pb2.OrchestratorMessage | None:

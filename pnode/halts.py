@@ -57,7 +57,8 @@ class Halts:
                 self._supervisor.go_on()
                 self._tell("resumed", "it works again")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), REVIEW_S)
+                async with asyncio.timeout(REVIEW_S):
+                    await self._changed.wait()
 
     async def _halt(self) -> None:
         self._condition.halting = True

@@ -390,7 +390,8 @@ class ReplicaHost:
         except OSError as error:
             self._disk_trouble = f"the disk refuses snapshots: {error.strerror}; tried again every {DISK_RETRY_S:.0f} s"
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._leaving.wait(), DISK_RETRY_S)
+                async with asyncio.timeout(DISK_RETRY_S):
+                    await self._leaving.wait()
             self.snapshot_again(f"the disk refused it: {error.strerror}")
             return
         self._disk_trouble = ""

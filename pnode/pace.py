@@ -78,7 +78,8 @@ class Pace:
         owed_s = self.owed_s()
         if owed_s > 0:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(until.wait(), owed_s)
+                async with asyncio.timeout(owed_s):
+                    await until.wait()
 
     def _changed(self) -> float:
         """Counts the time since the last change of how many compute; the time now."""

@@ -172,7 +172,8 @@ class Supervisor:
                 continue
             pause_s = FIRST_PAUSE_S if loop.time() - started > STEADY_S else min(LONGEST_PAUSE_S, pause_s * 2)
             try:
-                await asyncio.wait_for(self._stopping.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
             except TimeoutError:
                 continue
 
@@ -208,7 +209,8 @@ class Supervisor:
             return
         for number, wait_s in ((signal.SIGTERM, within_s), (signal.SIGKILL, 2.0)):
             try:
-                await asyncio.wait_for(process.wait(), wait_s / 2)
+                async with asyncio.timeout(wait_s / 2):
+                    await process.wait()
                 return
             except TimeoutError:
                 self._signal(process, number)
@@ -271,7 +273,8 @@ class Supervisor:
     async def _ended(self, process: WorkerProcess, why: str) -> str:
         """Waits for the end and says how it came about. One that has to be forced ended for ``why``, unless it was told to end."""
         try:
-            await asyncio.wait_for(process.wait(), limits.CONNECT_TIMEOUT_S)
+            async with asyncio.timeout(limits.CONNECT_TIMEOUT_S):
+                await process.wait()
         except TimeoutError:
             self._signal(process, signal.SIGKILL)
             await process.wait()

@@ -93,6 +93,18 @@ def test_no_unsafe_deserialisation_anywhere() -> None:
     assert wrong == []
 
 
+def test_nobody_waits_with_what_forgets_cancellations() -> None:
+    """Goal: whatever is cancelled ends: `asyncio.wait_for` of Python 3.11 goes on where what it waits for comes just then (`asyncio.timeout` does not)."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in MODULES
+        if path.relative_to(ROOT).parts[0] in {*PACKAGES} - {"chaos"}
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and name_of(node.func) == "asyncio.wait_for"
+    ]
+    assert wrong == []
+
+
 def test_heavy_packages_stay_where_they_belong() -> None:
     homes = {
         "torch": ("vnode/",),
