@@ -119,13 +119,11 @@ class Daemon:
                 self._on_ready(self)
                 await self._stop.wait()
                 await self._leave()
-                self._duties.stop()
-                self._audits.stop()
-                self._seats.stop()
-                self._neighbours.stop()
+                await asyncio.wait(tasks[:1])  # what the worker said last is heard until then, and may begin something
+                for stop in (self._duties.stop, self._audits.stop, self._seats.stop, self._neighbours.stop, self._shards.stop):
+                    stop()
                 for task in tasks[1:]:
                     task.cancel()
-                self._shards.stop()
         finally:
             await self._close()
 
