@@ -1,6 +1,6 @@
 """Structured logs of the daemons: one line per event on standard error, for people or as JSON; nothing is logged before `configure`.
 
-No process ends for its log: whoever reads it may go, and the disk on which it lies may be full.
+No process ends or waits for its log: whoever reads it may go, or read nothing, and the disk on which it lies may be full.
 
 Where they are known a line has ``node`` (who says it), ``job``, ``model``, ``vnode`` and ``replica`` (what it is about), ``trace_id`` and ``span_id`` (see
 `dcnr.tracing`). As JSON every line is one object, also what libraries warn of.
@@ -8,34 +8,34 @@ Where they are known a line has ``node`` (who says it), ``job``, ``model``, ``vn
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import sys
 from collections.abc import MutableMapping
-from typing import Any, Final, TextIO, cast
+from typing import Any, TextIO, cast
 
 import structlog
 
 from dcnr import tracing
+from dcnr.aside import NO_ROOM, Aside, keeps_waiting, show_nothing
 from dcnr.errors import DcnrError, InvalidInput, for_others
 from dcnr.ids import check_replica_id, vnode_of
 
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
-"""Of a disk: it may have room later."""
-
 
 class Outliving:
-    """A stream for whose reader's end, or terminal's, or disk, nobody need end: what cannot be shown goes nowhere."""
+    """A stream for whose reader's end, or terminal's, or disk, nobody need end: what cannot be shown goes nowhere. Nor need anybody wait for a reader."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._aside = _aside_of(stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         """As of any stream; never raises for a reader that is gone, or a disk that is full."""
+        if self._aside is not None:
+            self._aside.put(text)
+            return len(text)
         try:
             self._stream.write(text)
         except OSError as error:
@@ -44,17 +44,26 @@ class Outliving:
 
     def flush(self) -> None:
         """As of any stream; never raises for a reader that is gone, or a disk that is full."""
+        if self._aside is not None:
+            return
         try:
             self._stream.flush()
         except OSError as error:
             self._failed(error)
 
     def _failed(self, error: OSError) -> None:
-        """A closed pipe, or a terminal that is gone, stays so: nothing more is shown."""
-        if error.errno not in _NO_ROOM:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+        """What else than a full disk refuses goes on refusing: nothing more is shown."""
+        if error.errno not in NO_ROOM:
+            show_nothing(self._stream.fileno())
+
+
+def _aside_of(stream: TextIO) -> Aside | None:
+    """Where its reader may keep others waiting."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):  # it is none of the system's
+        return None
+    return Aside(descriptor) if keeps_waiting(descriptor) else None
 
 
 def configure(*, level: str, as_json: bool, colours: bool = False) -> None:

@@ -6,8 +6,12 @@ import errno
 import io
 import json
 import os
+import select
 import subprocess
 import sys
+from collections.abc import Callable
+
+import pytest
 
 from dcnr.logs import Outliving
 
@@ -102,3 +106,59 @@ def test_a_reader_that_goes_ends_nobody() -> None:
         os.close(reader)
         for _ in range(3):
             print("unseen", file=stream, flush=True)
+
+
+UNREAD = """
+import sys, structlog
+from dcnr.logs import configure
+configure(level="info", as_json=False)
+for number in range(3000):
+    structlog.get_logger().info("said", number=number, text="x" * 1000)
+print("goes on", flush=True)
+sys.stdin.read()
+structlog.get_logger().info("heard again")
+"""
+"""Says three times what may wait."""
+
+
+def read_until(reader: int, word: bytes) -> bytes:
+    heard = b""
+    while word not in heard[-400:]:
+        assert select.select([reader], (), (), 60)[0], f"nothing comes after {heard[-400:]!r}"
+        heard += os.read(reader, 1 << 12)
+    return heard
+
+
+@pytest.mark.parametrize("ends", [os.pipe, os.openpty])
+def test_a_reader_that_reads_nothing_keeps_nobody_waiting(ends: Callable[[], tuple[int, int]]) -> None:
+    """Goal: a daemon goes on whose terminal was halted with Ctrl-S, or whose log goes to a pager; who reads on later is told that something is missing."""
+    reader, writer = ends()
+    with subprocess.Popen([sys.executable, "-c", UNREAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=writer) as process:
+        os.close(writer)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            ready, _, _ = select.select([process.stdout], (), (), 60)
+            assert ready, "it waits"
+            assert process.stdout.readline() == b"goes on\n"
+            heard = read_until(reader, b"nobody read")
+            process.stdin.close()
+            read_until(reader, b"heard again")
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            os.close(reader)
+    assert b"number=0" in heard
+
+
+def test_an_end_does_not_wait_for_a_reader() -> None:
+    reader, writer = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-c", UNREAD], stdin=subprocess.DEVNULL, stderr=writer, stdout=subprocess.DEVNULL
+    ) as process:
+        os.close(writer)
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            os.close(reader)
