@@ -26,7 +26,7 @@ from dataservice.transfer import download, upload
 from dcnr import limits
 from dcnr.client import Orchestrators, better, goes_on
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, DcnrError, Refused, TimedOut, Unavailable, disk_trouble
+from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, TimedOut, Unavailable, disk_trouble
 from dcnr.ids import Digest, NodeId, digest_of
 from dcnr.patience import Moved, patience
 from dcnr.v1 import data_pb2
@@ -35,6 +35,8 @@ from dcnr.v1.data_pb2_grpc import DataServiceStub
 Ref = data_pb2.ObjectRef
 TRANSFERS_AT_ONCE: Final = 6
 """Threads that carry bytes; a transfer that finds none free waits for one, and keeps no small request waiting."""
+MAX_ASKED: Final = 3
+"""Orchestrators whose word is taken on an object that is said not to be there, or that comes with other bytes: each may cost its bytes once more."""
 OUT_OF_REACH_S: Final = 60.0
 """A store that did not answer in time is not tried again for so long: where a firewall drops what is sent there, every object would wait for seconds."""
 
@@ -58,8 +60,29 @@ class ObjectClient:
         """On the loop's clock: until then orchestrators carry everything."""
 
     async def read_file(self, ref: Ref, destination: Path, *, max_bytes: int) -> None:
-        """``destination`` holds the object, whole and with the digest of ``ref``. Raises Corrupt, NotFound, Unavailable."""
-        grant = await self._grant(data_pb2.GrantItem(object=ref, access=data_pb2.ACCESS_READ))
+        """``destination`` holds the object, whole and with the digest of ``ref``. Raises Corrupt, NotFound, Unavailable.
+
+        That it is not there, or another one, is believed of no orchestrator alone: up to `MAX_ASKED` have a try, as far as they answer.
+        """
+        told: Corrupt | NotFound | None = None
+        asked: list[NodeId] = []
+        while told is None or len(asked) < min(MAX_ASKED, len(self._orchestrators.known())):
+            try:
+                node_id, grant = await self._read_grant(ref, asked)
+            except Unavailable:
+                if told is None:
+                    raise
+                break
+            try:
+                return await self._read_with(grant, node_id, asked, ref, destination, max_bytes)
+            except (Corrupt, NotFound) as error:
+                told = told or error
+                asked.append(node_id)
+        raise told
+
+    async def _read_with(
+        self, grant: data_pb2.Grant, granter: NodeId, without: Sequence[NodeId], ref: Ref, destination: Path, max_bytes: int
+    ) -> None:
         straight = partial(
             download, grant.url, destination, max_bytes=max_bytes, sha256=Digest(ref.digest), rule=self._rule(), pace=self._down,
             executor=self._threads,
@@ -67,7 +90,7 @@ class ObjectClient:
         if not grant.proxied and await self._by_store(straight):
             return
         with self._by_orchestrator():
-            await self._read_through(ref, destination, max_bytes)
+            await self._read_through(ref, destination, max_bytes, granter, without)
 
     async def read_bytes(self, ref: Ref, *, max_bytes: int, directory: Path) -> bytes:
         """A small object. ``directory`` is for the temporary file."""
@@ -76,7 +99,7 @@ class ObjectClient:
             await self.read_file(ref, path, max_bytes=max_bytes)
             return await asyncio.to_thread(_read, path)
         finally:
-            _remove(path)
+            await asyncio.to_thread(_remove, path)
 
     async def write_file(self, ref: Ref, path: Path, *, size_bytes: int, sha256: Digest, prefer: NodeId | None = None) -> None:
         """The object is in the store (also if it was there before). ``prefer`` is asked first whether it may be. Raises Refused, Corrupt, Unavailable."""
@@ -106,7 +129,7 @@ class ObjectClient:
             await asyncio.to_thread(_write, path, data)
             await self.write_file(ref, path, size_bytes=len(data), sha256=digest, prefer=prefer)
         finally:
-            _remove(path)
+            await asyncio.to_thread(_remove, path)
         return digest
 
     async def _by_store(self, straight: Callable[[], Awaitable[object]]) -> bool:
@@ -136,17 +159,21 @@ class ObjectClient:
             raise
 
     async def _grant(self, item: data_pb2.GrantItem, prefer: NodeId | None = None) -> data_pb2.Grant:
-        answer = await self._orchestrators.call(DataServiceStub, "Grant", data_pb2.GrantRequest(items=[item]), prefer=prefer)
-        if len(answer.grants) != 1:
-            raise Corrupt("an orchestrator answered one wish with several grants", code="bad_grant")
-        grant: data_pb2.Grant = answer.grants[0]
-        return grant
+        return _only(await self._orchestrators.call(DataServiceStub, "Grant", data_pb2.GrantRequest(items=[item]), prefer=prefer))
 
-    async def _read_through(self, ref: Ref, destination: Path, max_bytes: int) -> None:
+    async def _read_grant(self, ref: Ref, without: Sequence[NodeId]) -> tuple[NodeId, data_pb2.Grant]:
+        """Of another orchestrator than those, with its id."""
+        request = data_pb2.GrantRequest(items=[data_pb2.GrantItem(object=ref, access=data_pb2.ACCESS_READ)])
+        node_id, answer = await self._orchestrators.answered(DataServiceStub, "Grant", request, without=without)
+        return node_id, _only(answer)
+
+    async def _read_through(self, ref: Ref, destination: Path, max_bytes: int, granter: NodeId, without: Sequence[NodeId]) -> None:
         """Chunk by chunk: what is large passes through no memory."""
-        timeout_s = _longest_s(max_bytes, self._down)
-        messages = self._orchestrators.stream(DataServiceStub, "Read", data_pb2.ReadRequest(object=ref), timeout_s=timeout_s)
-        with contextlib.closing(_Draft(destination)) as draft:
+        timeout_s, request = _longest_s(max_bytes, self._down), data_pb2.ReadRequest(object=ref)
+        messages = self._orchestrators.stream(
+            DataServiceStub, "Read", request, timeout_s=timeout_s, prefer=granter, without=without
+        )
+        async with _drafted(destination) as draft:
             async with contextlib.aclosing(messages), _patience() as moved:
                 async for message in messages:
                     size_bytes = draft.num_bytes + len(message.chunk)
@@ -201,6 +228,12 @@ async def _parts(item: data_pb2.GrantItem, blocks: Blocks, pace: Paced, moved: M
         yield data_pb2.WriteRequest(chunk=chunk)
 
 
+def _only(answer: data_pb2.GrantResponse) -> data_pb2.Grant:
+    if len(answer.grants) != 1:
+        raise Corrupt("an orchestrator answered one wish with several grants", code="bad_grant")
+    return answer.grants[0]
+
+
 class _Draft:
     """A file in the making beside ``destination``, which is there whole and right, or not at all. Every call blocks; `add` and `lay` raise Unavailable
     where the disk refuses.
@@ -248,6 +281,16 @@ class _Draft:
                 yield self._file
             except OSError as error:
                 raise disk_trouble(f"{self._destination.name} cannot be written", error) from error
+
+
+@contextlib.asynccontextmanager
+async def _drafted(destination: Path) -> AsyncIterator[_Draft]:
+    """A draft that is closed in a thread: a disk that stands still holds whoever closes it up, not the loop."""
+    draft = _Draft(destination)
+    try:
+        yield draft
+    finally:
+        await asyncio.to_thread(draft.close)
 
 
 def _lay(draft: Path, destination: Path) -> None:

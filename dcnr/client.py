@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import Any, Final
 
 import grpc
 
 from dcnr import limits
-from dcnr.errors import DcnrError, Refused, RemoteFault, TimedOut, Unavailable
+from dcnr.errors import Corrupt, DcnrError, NotFound, RemoteFault, TimedOut, Unavailable
 from dcnr.ids import NodeId
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
@@ -73,25 +73,26 @@ class Orchestrators:
         return (await self.answered(stub, method, request, timeout_s=timeout_s, prefer=prefer))[1]
 
     async def answered(
-        self, stub: Callable[[Any], Any], method: str, request: Any, *, timeout_s: float = limits.CALL_TIMEOUT_S, prefer: NodeId | None = None
+        self, stub: Callable[[Any], Any], method: str, request: Any, *, timeout_s: float = limits.CALL_TIMEOUT_S, prefer: NodeId | None = None,
+        without: Collection[NodeId] = (),
     ) -> tuple[NodeId, Any]:  # fmt: skip
-        """The first answer of an orchestrator with its id, ``prefer`` and the last good one asked first.
+        """The first answer of an orchestrator with its id, ``prefer`` and the last good one asked first, those in ``without`` not at all.
 
-        Raises the typed error of whoever answered, also where all say that the store is in trouble, the model cannot answer or the plan places nothing
-        there; Unavailable with all reasons when nobody did.
+        Raises the typed error of whoever answered, also where all say that the store is in trouble, the model cannot answer, the plan places nothing there,
+        or what is asked for is not there or damaged: one alone may be stale, or lie. Unavailable with all reasons when nobody did.
         """
         reasons: list[str] = []
         told: DcnrError | None = None
-        for node_id, addresses in self._ordered(prefer):
+        for node_id, addresses in self._ordered(prefer, without):
             connection: Connection | None = None
             try:
                 connection = await self.one_of_many(node_id, addresses)
                 answer = await connection.call(getattr(stub(connection.channel), method), request, timeout_s=timeout_s)
-            except (Unavailable, Refused) as error:
+            except DcnrError as error:
                 reasons.append(_reason(node_id, error))
                 if error.code in FINAL or not goes_on(error):
                     raise
-                if error.code.startswith("store_") or error.code in TOLD or error.code in ELSEWHERE:
+                if _is_told(error):
                     told = better(told, error)
                 elif error.code in BROKEN and connection is not None:
                     await self._drop(node_id, connection)
@@ -101,15 +102,16 @@ class Orchestrators:
         raise told or self._nobody(reasons)
 
     async def stream(
-        self, stub: Callable[[Any], Any], method: str, request: Any, *, timeout_s: float, prefer: NodeId | None = None
-    ) -> AsyncGenerator[Any, None]:
+        self, stub: Callable[[Any], Any], method: str, request: Any, *, timeout_s: float, prefer: NodeId | None = None,
+        without: Collection[NodeId] = (),
+    ) -> AsyncGenerator[Any, None]:  # fmt: skip
         """Messages of a server stream of the first orchestrator that gives one; from then on it ends or raises as that one does.
 
         Raises as `answered` does where nobody gives any.
         """
         reasons: list[str] = []
         told: DcnrError | None = None
-        for node_id, addresses in self._ordered(prefer):
+        for node_id, addresses in self._ordered(prefer, without):
             has_begun = False
             try:
                 connection = await self.one_of_many(node_id, addresses)
@@ -122,9 +124,9 @@ class Orchestrators:
                 return
             except grpc.aio.AioRpcError as failed:
                 error = error_from_rpc(failed)
-                if has_begun or not isinstance(error, Unavailable) or isinstance(error, TimedOut) or error.code in FINAL:
+                if has_begun or not goes_on(error) or isinstance(error, TimedOut) or error.code in FINAL:
                     raise error from failed
-                if error.code.startswith("store_") or error.code in TOLD:
+                if _is_told(error):
                     told = better(told, error)
                 elif error.code in BROKEN:
                     await self._drop(node_id, connection)
@@ -141,9 +143,10 @@ class Orchestrators:
         for connection in connections:
             await connection.close()
 
-    def _ordered(self, prefer: NodeId | None) -> list[tuple[NodeId, Sequence[str]]]:
+    def _ordered(self, prefer: NodeId | None, without: Collection[NodeId]) -> list[tuple[NodeId, Sequence[str]]]:
         first = (prefer, self._last_good)
-        return sorted(self.known(), key=lambda item: first.index(item[0]) if item[0] in first else len(first))
+        asked = [item for item in self.known() if item[0] not in without]
+        return sorted(asked, key=lambda item: first.index(item[0]) if item[0] in first else len(first))
 
     async def _forget(self) -> None:
         """Closes what leads to nodes that are known no more, but for the newest few, over which something may still run."""
@@ -189,11 +192,16 @@ async def _messages(
 
 def goes_on(error: DcnrError) -> bool:
     """Whether another orchestrator may say something else."""
-    return isinstance(error, Unavailable) or error.code in ELSEWHERE
+    return isinstance(error, Unavailable | NotFound | Corrupt) or error.code in ELSEWHERE
+
+
+def _is_told(error: DcnrError) -> bool:
+    """Whether the caller hears it where nobody does better."""
+    return isinstance(error, NotFound | Corrupt) or error.code.startswith("store_") or error.code in TOLD or error.code in ELSEWHERE
 
 
 def better(told: DcnrError | None, error: DcnrError) -> DcnrError:
-    """The newest, but what one says that answers, knows the caller and sees it placed, before what one says that does not."""
+    """The newest, but what one says that answers, knows the caller and sees it placed, before what one says that does not; what passes comes first."""
     return told if told is not None and _weight(error) < _weight(told) else error
 
 
@@ -202,7 +210,7 @@ def _weight(error: DcnrError) -> int:
         return 0
     if error.code == "unknown_caller":
         return 1
-    return 2 if error.code in ELSEWHERE else 3
+    return 2 if isinstance(error, NotFound | Corrupt) or error.code in ELSEWHERE else 3
 
 
 def _reason(node_id: NodeId, error: DcnrError) -> str:

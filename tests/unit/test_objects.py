@@ -8,7 +8,7 @@ import hashlib
 import os
 import threading
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from dataservice.addresses import AddressRule
 from dataservice.objects import ObjectClient
 from dataservice.pacing import Pace, Paced
 from dcnr import limits
-from dcnr.errors import Corrupt, Refused, TimedOut, Unavailable, disk_trouble
+from dcnr.errors import Corrupt, NotFound, Refused, TimedOut, Unavailable, disk_trouble
 from dcnr.ids import digest_of
 from dcnr.v1 import data_pb2
 
@@ -40,6 +40,8 @@ class Orchestrators:
         self.written: list[bytes] = []
         self.data, self.chunk_bytes, self.pause_s = DATA, len(DATA), 0.0
         """How they carry what: so much at once, with a pause after it."""
+        self.carriers: list[str] = []
+        """Who was to give something out."""
         self.behind: list[str] = []
         """Others, whose view of the plan lags: they take nothing."""
 
@@ -64,8 +66,18 @@ class Orchestrators:
         self.written.append(b"".join(parts))
         return data_pb2.WriteResponse()
 
-    async def stream(self, *request: Any, timeout_s: float) -> AsyncIterator[data_pb2.ReadResponse]:
+    async def answered(self, stub: Any, *request: Any, without: Sequence[str] = ()) -> tuple[str, Any]:
+        node_id = next((node_id for node_id, _ in self.known() if node_id not in without), "")
+        if not node_id:
+            raise Unavailable("nobody is left", code="no_orchestrator")
+        return node_id, await self.call(stub, *request)
+
+    async def stream(
+        self, *request: Any, timeout_s: float, prefer: str, without: Sequence[str]
+    ) -> AsyncIterator[data_pb2.ReadResponse]:
         self._look()
+        assert prefer not in without
+        self.carriers.append(prefer)
         self.num_read += 1
         assert timeout_s >= limits.BULK_TIMEOUT_S + len(self.data) / limits.SLOWEST_BYTES_S
         for start in range(0, len(self.data), self.chunk_bytes):
@@ -267,7 +279,7 @@ def test_what_an_orchestrator_carries_passes_through_no_memory(play: Play, monke
         for _ in range(num_pieces):
             digest.update(piece)
 
-        async def stream(*request: Any, timeout_s: float) -> AsyncIterator[data_pb2.ReadResponse]:
+        async def stream(*request: Any, **_: Any) -> AsyncIterator[data_pb2.ReadResponse]:
             for number in range(num_pieces):
                 yield data_pb2.ReadResponse(size_bytes=0 if number else num_pieces * len(piece), chunk=bytes(len(piece)))
 
@@ -296,7 +308,7 @@ def test_who_carries_more_than_an_object_has_is_stopped_there(
     async def story(world: World) -> None:
         carried = list[int]()
 
-        async def stream(*request: Any, timeout_s: float) -> AsyncIterator[data_pb2.ReadResponse]:
+        async def stream(*request: Any, **_: Any) -> AsyncIterator[data_pb2.ReadResponse]:
             for number in range(bound + said + 5):
                 carried.append(number)
                 yield data_pb2.ReadResponse(size_bytes=0 if number else said, chunk=b"x")
@@ -307,6 +319,83 @@ def test_who_carries_more_than_an_object_has_is_stopped_there(
             await world.client.read_file(REF, world.directory / "object", max_bytes=bound)
         assert refused.value.code == "too_large"
         assert len(carried) == (1 if said > bound else min(said or bound, bound) + 1)
+        assert not list(world.directory.iterdir())
+
+    play(story)
+
+
+def test_one_that_carries_other_bytes_is_not_the_last_one_asked(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: an orchestrator that lies keeps nobody from an object that others would give out; where nobody is left, what it said is believed."""
+
+    async def story(world: World) -> None:
+        carriers, honest = world.orchestrators, world.orchestrators.stream
+
+        async def stream(*request: Any, prefer: str, **options: Any) -> AsyncIterator[data_pb2.ReadResponse]:
+            carriers.data = DATA if prefer == "o" else b"lies of an object!"
+            async for message in honest(*request, prefer=prefer, **options):
+                yield message
+
+        monkeypatch.setattr(carriers, "stream", stream)
+        carriers.grant, carriers.behind = data_pb2.Grant(proxied=True), ["liar"]
+        await world.read()
+        assert carriers.carriers == ["liar", "o"]
+        carriers.behind = ["liar", "liar too", "and a third one"]
+        with pytest.raises(Corrupt):
+            await world.read()
+        assert len(carriers.carriers) == 2 + objects.MAX_ASKED
+        carriers.behind = ["liar"]
+        answered = carriers.answered
+
+        async def alone(*request: Any, without: Sequence[str]) -> tuple[str, Any]:
+            if without:
+                raise Unavailable("away", code="no_orchestrator")
+            return await answered(*request, without=without)
+
+        monkeypatch.setattr(carriers, "answered", alone)
+        with pytest.raises(Corrupt):
+            await world.read()
+
+    play(story)
+
+
+def test_one_whose_address_leads_to_nothing_is_not_the_last_one_asked(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(world: World) -> None:
+        async def download(url: str, dest: Path, **rest: Any) -> None:
+            world.num_tried += 1
+            if world.num_tried == 1:
+                raise NotFound("the store has no such object", code="no_such_object")
+            dest.write_bytes(DATA)
+
+        monkeypatch.setattr(objects, "download", download)
+        world.orchestrators.behind = ["stale"]
+        await world.read()
+        assert (world.num_tried, world.carried) == (2, (0, 0))
+
+    play(story)
+
+
+def test_a_read_that_is_given_up_on_a_disk_that_stands_still_holds_up_nobody(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(world: World) -> None:
+        stands, goes_on = threading.Event(), threading.Event()
+
+        def stand_still(descriptor: int) -> None:
+            stands.set()
+            goes_on.wait(20)
+
+        monkeypatch.setattr(objects.os, "fsync", stand_still)
+        world.orchestrators.grant = data_pb2.Grant(proxied=True)
+        reading = asyncio.create_task(world.read())
+        assert await asyncio.to_thread(stands.wait, 20)
+        reading.cancel()
+        late = threading.Timer(10, goes_on.set)
+        late.start()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        is_free = not goes_on.is_set()
+        late.cancel()
+        goes_on.set()
+        await asyncio.wait([reading])
+        assert is_free, "the loop stood still with the disk"
         assert not list(world.directory.iterdir())
 
     play(story)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
 from dcnr.client import MAX_GONE, Orchestrators
-from dcnr.errors import DcnrError, Refused, Unavailable
+from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
 from dcnr.ids import NodeId
+from dcnr.rpc.errors import status_of, trailing_metadata_of
 from pnode.control import attached_first
 
 
@@ -68,6 +71,7 @@ UNKNOWN = Unavailable("who is that", code="unknown_caller", remedy="attach first
 AWAY = Unavailable("the store is away", code="store_unavailable")
 DEAD = Unavailable("no answer", code="unreachable")
 ELSEWHERE, WRONG = Refused("not placed there", code="not_hosted"), Refused("not yours", code="not_allowed")
+NOT_THERE, DAMAGED = NotFound("no such thing", code="job_not_found"), Corrupt("not what it should be", code="wrong_digest")
 
 
 def asked(answers: dict[NodeId, str | DcnrError]) -> tuple[NodeId, str]:
@@ -105,7 +109,8 @@ def test_where_one_does_not_see_the_caller_in_the_plan_the_next_is_asked() -> No
         (UNKNOWN, UNKNOWN, UNKNOWN), (UNKNOWN, AWAY, AWAY), (AWAY, UNKNOWN, AWAY),
         (ELSEWHERE, ELSEWHERE, ELSEWHERE), (ELSEWHERE, DEAD, ELSEWHERE), (DEAD, ELSEWHERE, ELSEWHERE),
         (ELSEWHERE, UNKNOWN, ELSEWHERE), (UNKNOWN, ELSEWHERE, ELSEWHERE), (ELSEWHERE, AWAY, AWAY), (AWAY, ELSEWHERE, AWAY),
-        (WRONG, "granted", WRONG),
+        (WRONG, "granted", WRONG), (NOT_THERE, DEAD, NOT_THERE), (DEAD, NOT_THERE, NOT_THERE), (NOT_THERE, AWAY, AWAY),
+        (AWAY, NOT_THERE, AWAY), (NOT_THERE, UNKNOWN, NOT_THERE), (DAMAGED, DAMAGED, DAMAGED),
     ],
 )  # fmt: skip
 def test_where_nobody_does_better_the_caller_hears_what_to_do(first: DcnrError, second: DcnrError | str, told: DcnrError) -> None:
@@ -113,6 +118,55 @@ def test_where_nobody_does_better_the_caller_hears_what_to_do(first: DcnrError, 
     with pytest.raises(DcnrError) as raised:
         asked({FIRST: first, SECOND: second})
     assert raised.value is told
+
+
+@pytest.mark.parametrize("first", [NOT_THERE, DAMAGED])
+def test_what_one_does_not_find_or_calls_damaged_another_one_may_have(first: DcnrError) -> None:
+    """Goal: one that is stale, or lies, makes nobody believe that something is not there."""
+    assert asked({FIRST: first, SECOND: "granted"}) == (SECOND, "granted")
+
+
+class Told(grpc.aio.AioRpcError):
+    """An error as a stream brings it."""
+
+    def __init__(self, error: DcnrError) -> None:
+        super().__init__(
+            status_of(error), grpc.aio.Metadata(), grpc.aio.Metadata(*trailing_metadata_of(error)), details=error.message
+        )
+
+
+@pytest.mark.parametrize("first", [NOT_THERE, DAMAGED, ELSEWHERE])
+def test_a_stream_that_one_does_not_find_another_one_gives(first: DcnrError) -> None:
+    async def story() -> None:
+        asked = list[NodeId]()
+
+        async def connect(node_id: NodeId, addresses: object) -> Any:
+            async def read(request: object, **_: object) -> AsyncIterator[str]:
+                asked.append(node_id)
+                if node_id == FIRST:
+                    raise Told(first)
+                yield "a part"
+
+            async def fresh() -> tuple[()]:
+                return ()
+
+            return SimpleNamespace(closed=False, channel=read, fresh_metadata=fresh)
+
+        dialer: Any = SimpleNamespace(connect=connect)
+        both: list[tuple[NodeId, tuple[str, ...]]] = [(FIRST, ()), (SECOND, ())]
+        orchestrators = Orchestrators(dialer, lambda: both)
+
+        async def parts() -> list[str]:
+            stream = orchestrators.stream(lambda channel: SimpleNamespace(Read=channel), "Read", None, timeout_s=1.0)
+            return [part async for part in stream]
+
+        assert await parts() == ["a part"]
+        assert asked == [FIRST, SECOND]
+        both.pop()
+        with pytest.raises(type(first)):
+            await parts()
+
+    asyncio.run(story())
 
 
 def test_bulk_goes_first_to_those_that_this_pnode_is_attached_to() -> None:
