@@ -28,6 +28,8 @@ from pnode.provision import Provisioner
 from trust.envelope import open_single, parse
 from trust.network import NetworkPolicy
 
+MAX_NAME_CHARS = 80
+"""Of what may be no name of a model, in an event."""
 DISK_RETRY_S = 2.0
 """What the disk did not take is written again after this time."""
 
@@ -58,7 +60,7 @@ class Duties:
                 assert envelope is not None
                 desired, signer = self._open_desired(envelope)
                 entry = self._models.entry(desired.model, with_work=bool(desired.assignments))
-            except (Corrupt, Refused, InvalidInput) as error:
+            except (Corrupt, Refused, InvalidInput, Unavailable) as error:
                 self._say("desired_state_damaged", path.stem, error.message)
                 continue
             entry.authority.term = Term(int(desired.epoch), signer)
@@ -67,25 +69,29 @@ class Duties:
 
     async def desired_received(self, envelope: identity_pb2.Envelope) -> None:
         """Judges a desired state from any orchestrator's stream."""
+        model = ""
         try:
             desired, signer = self._open_desired(envelope)
+            model = desired.model[:MAX_NAME_CHARS]
             self._check_listed(signer)
             entry = self._models.entry(desired.model, with_work=bool(desired.assignments))
         except (Corrupt, Refused, InvalidInput) as error:
-            self._say("desired_state_refused", "", error.message)
+            self._say("desired_state_refused", model, error.message)
             return
         entry.keep(desired, envelope)
         await self._judged(entry, entry.authority.offered(desired, signer))
 
     async def head_received(self, envelope: identity_pb2.Envelope, source: Source) -> None:
         """Takes in a head; a newer one renews the horizon, also where an orchestrator merely tells it, which confirms nothing."""
+        model = ""
         try:
             payload, signer = open_single(envelope, identity_pb2.DOMAIN_HEAD, max_bytes=limits.MAX_HEAD_BYTES)
             head = parse(model_pb2.Head, payload, limits.MAX_HEAD_BYTES)
+            model = head.model[:MAX_NAME_CHARS]
             self._check_listed(signer.node_id)
             entry = self._models.entry(head.model, with_work=False)
         except (Corrupt, Refused, InvalidInput) as error:
-            self._say("head_refused", "", error.message)
+            self._say("head_refused", model, error.message)
             return
         before = entry.authority.term
         for verdict in entry.authority.head_read(head, signer.node_id, source):
@@ -236,7 +242,7 @@ class Duties:
         for model, _ in self._models.items():
             try:
                 heads += filter(None, [read_message(self._home.head_path(model), identity_pb2.Envelope)])
-            except Corrupt as error:  # a damaged file must not keep this PNode from attaching
+            except (Corrupt, Unavailable) as error:  # a damaged file must not keep this PNode from attaching
                 self._say("head_damaged", model, error.message)
         return heads
 

@@ -209,7 +209,7 @@ def read_whole(path: Path) -> bytes:
 
 
 def read_message(path: Path, message_class: type[M], *, max_bytes: int = limits.MAX_MESSAGE_BYTES) -> M | None:
-    """The message stored at ``path``, None if there is none. Raises Corrupt."""
+    """The message stored at ``path``, None if there is none. Raises Corrupt, and Unavailable where the disk does not say now."""
     try:
         if path.stat().st_size > max_bytes:
             raise Corrupt(f"{path.name} is larger than {max_bytes} bytes", code="damaged_file")
@@ -217,7 +217,7 @@ def read_message(path: Path, message_class: type[M], *, max_bytes: int = limits.
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Corrupt(f"{path.name} cannot be read: {error.strerror}", code="damaged_file") from error
+        raise disk_trouble(f"{path.name} cannot be read", error) from error
     message = message_class()
     try:
         message.ParseFromString(data)

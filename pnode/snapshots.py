@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from dcnr import limits
 from dcnr.crashpoints import reached
@@ -24,6 +26,8 @@ from pnode.frames import intervals_of
 from pnode.home import read_message, write_atomically
 
 _SUFFIX = ".snapshot"
+_NOWHERE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+"""What the system says of a path at which nothing can lie."""
 MAX_LEFT = 2
 """States that a manifest names and that replicas left which are placed here no more: nobody's disk budget has room for them."""
 
@@ -73,6 +77,8 @@ class Shelf:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._held: list[Held] = []
+        self._unread: set[str] = set()
+        """Digests of states whose notes the disk could not read when this life began."""
         self._discarded: list[Held] = []
         """Forgotten, with files that are still to go."""
         self._noting = asyncio.Lock()
@@ -80,21 +86,26 @@ class Shelf:
         """By model: its job, and the replicas that the plan has here. Of a model that is not in it nothing is known, and all of it stays."""
 
     def load(self) -> list[str]:
-        """Takes up what an earlier life left behind; remarks on what was unusable, and is removed where the disk lets it go. Reads every state: for a
-        thread.
+        """Takes up what an earlier life left behind; remarks on what was unusable, and is removed where the disk lets it go. What the disk cannot read now
+        stays: a state waits for it, a note for the next start. Reads every state: for a thread.
         """
         intact: list[Held] = []
         without_state: list[Held] = []
         damaged: list[Path] = []
+        remarks: list[str] = []
         for note in sorted(self._directory.glob(f"*{_SUFFIX}")):
             try:
                 ready = read_message(note, local_pb2.SnapshotReady)
+            except Unavailable as error:
+                self._unread.add(note.stem)
+                remarks.append(f"{error.message}; it is left to the next start")
+                continue
             except DcnrError:
                 ready = None
             if ready is None:
                 damaged.append(note)
             else:
-                (intact if _intact(ready) else without_state).append(Held(ready, note, noted=True))
+                (without_state if _is_lost(ready) else intact).append(Held(ready, note, noted=True))
         newest = _newest(intact)
         for held in without_state:
             later = newest.get(held.ready.replica)
@@ -103,7 +114,7 @@ class Shelf:
             else:
                 damaged.append(held.note)
         self._held += sorted(intact, key=lambda held: held.order)
-        return [_removed(note) for note in damaged]
+        return remarks + [_removed(note) for note in damaged]
 
     def sweep(self, work: Path) -> None:
         """Removes from ``work`` what a dead worker left behind: spools, drafts, states that nobody was told of. For a thread, before the
@@ -113,7 +124,7 @@ class Shelf:
         for directory, _, names in os.walk(work, topdown=False):
             for path in (Path(directory) / name for name in names):
                 try:
-                    if path not in kept:
+                    if path not in kept and path.stem not in self._unread:
                         path.unlink(missing_ok=True)
                 except OSError as error:
                     trouble = error
@@ -302,6 +313,14 @@ def is_spoiled(ready: local_pb2.SnapshotReady) -> bool:
         return is_gone(Path(ready.path)) or not _matches(ready)
     except OSError:
         return False
+
+
+def _is_lost(ready: local_pb2.SnapshotReady) -> bool:
+    """Whether its state is gone or another one, for good; not where the disk does not say now. Reads all of it."""
+    try:
+        return not _matches(ready)
+    except OSError as error:
+        return error.errno in _NOWHERE
 
 
 def _intact(ready: local_pb2.SnapshotReady) -> bool:

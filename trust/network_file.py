@@ -23,8 +23,12 @@ MAX_FILE_BYTES: Final = 2 * MAX_HISTORY * MAX_DOCUMENT_BYTES
 
 
 def save_policy(path: Path, policy: NetworkPolicy) -> None:
-    """``path`` holds the policy's chain and a summary, or what it held before. Raises Refused (``disk_trouble``)."""
+    """``path`` holds the policy's chain and a summary, or what it held before. Raises Refused (``disk_trouble``); not where it holds that already, for
+    nothing is written then.
+    """
     text = json.dumps(_table(policy), indent=2, ensure_ascii=False) + "\n"
+    if _holds(path, text.encode()):
+        return
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,6 +45,14 @@ def save_policy(path: Path, policy: NetworkPolicy) -> None:
         raise Refused(
             f"{path} cannot be written: {error.strerror}", code="disk_trouble", remedy="free disk space, or choose another path"
         ) from error
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(data) + 1) == data
+    except OSError:
+        return False
 
 
 def load_policy(path: Path, now_wall: float | None = None, *, network_id: str | None = None) -> NetworkPolicy:

@@ -219,6 +219,46 @@ def test_a_snapshot_whose_state_cannot_be_looked_at_ends_no_start(tmp_path: Path
     assert Shelf(tmp_path).load() == [f"snapshot {first.checkpoint.digest[:12]} is damaged and was removed"]
 
 
+@pytest.mark.parametrize("unread", ["note", "state"])
+def test_a_snapshot_that_the_disk_cannot_read_now_is_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unread: str
+) -> None:
+    """Goal: what was learned is not lost by an error that passes: neither note nor state goes, and what can be read is taken up."""
+    work, notes = tmp_path / "work", tmp_path / "notes"
+    for path in (work, notes):
+        path.mkdir()
+
+    async def kept() -> None:
+        for step in (1, 2):
+            ready = snapshot(work, step)
+            Path(ready.path).rename(where := work / f"{ready.checkpoint.digest}.safetensors")
+            ready.path = str(where)
+            await Shelf(notes).add(ready)
+
+    asyncio.run(kept())
+    sick, read, opened = digest_of(b"state 1"), Path.read_bytes, Path.open
+
+    def failing(path: Path) -> None:
+        if path.stem == sick and (path.suffix == ".snapshot") == (unread == "note"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda path: failing(path) or read(path))
+        patch.setattr(Path, "open", lambda path, *how, **more: failing(path) or opened(path, *how, **more))
+        shelf = Shelf(notes)
+        remarks = shelf.load()
+        shelf.sweep(work)
+    assert [int(held.ready.checkpoint.step) for held in shelf.pending()] == ([2] if unread == "note" else [1, 2])
+    assert remarks == (
+        [f"{sick}.snapshot cannot be read: Input/output error; it is left to the next start"] if unread == "note" else []
+    )
+    again = Shelf(notes)
+    assert again.load() == []
+    again.sweep(work)
+    assert [int(held.ready.checkpoint.step) for held in again.pending()] == [1, 2]
+    assert len(asyncio.run(again.candidates("m", "j", "v"))) == 2
+
+
 def test_drafts_of_an_earlier_life_that_cannot_be_removed_end_no_start(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.open()

@@ -183,6 +183,24 @@ def test_what_is_said_of_a_replica_names_the_job_of_its_own_model(tmp_path: Path
     asyncio.run(story())
 
 
+def test_what_is_refused_of_a_model_names_the_model(tmp_path: Path) -> None:
+    """Goal: an owner who reads that this PNode works for two models already reads which third one is meant."""
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            rig = Rig(tmp_path, group)
+            for model in ("one", "two"):
+                await rig.head(model)
+                await rig.desire(1, model=model)
+            await rig.head("three")
+            await rig.desire(1, model="three", placed=False)
+            refused = [(kind, subject) for kind, subject, reason in rig.said if "2 models" in reason]
+            assert refused == [("head_refused", "three"), ("desired_state_refused", "three")]
+            rig.duties.stop()
+
+    asyncio.run(story())
+
+
 def test_neither_a_refused_nor_a_released_replica_is_updated(tmp_path: Path) -> None:
     async def story() -> None:
         async with asyncio.TaskGroup() as group:

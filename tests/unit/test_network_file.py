@@ -132,3 +132,16 @@ def test_missing_expired_and_foreign(tmp_path: Path) -> None:
         load_policy(path, NOW + 11)
     with pytest.raises(Refused):
         load_policy(path, NOW, network_id="0" * 40)
+
+
+def test_what_a_file_holds_already_is_not_written_again(tmp_path: Path) -> None:
+    """Goal: a start with the network that the last one had writes nothing, and needs no disk that takes it."""
+    path = tmp_path / "network.json"
+    first = load_policy(saved(path), NOW)
+    before = path.stat()
+    save_policy(path, first)
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    path.write_bytes(path.read_bytes()[:-1])
+    save_policy(path, first)
+    assert load_policy(path).network_id == first.network_id
+    assert path.stat().st_ino != before.st_ino
