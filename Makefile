@@ -49,7 +49,8 @@ browser: $(VENV)/.installed
 test: style browser
 	@without=; $(BIN)/python -m benchmarks.browser >/dev/null 2>&1 || without="--ignore tests/browser"; \
 	nice $(BIN)/mypy --no-error-summary & types=$$!; \
-	$(BIN)/python -m pytest tests $$without --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	$(BIN)/python -m pytest tests $$without --numprocesses $(TEST_PROCESSES) --max-worker-restart 2 --dist loadfile --no-loadscope-reorder; \
+	tests=$$?; \
 	test -z "$$without" || { echo "NOT RUN, for want of a browser: tests/browser"; $(BIN)/python -m benchmarks.browser; }; \
 	wait $$types || { echo "types are wrong: $(BIN)/mypy"; exit 1; }; exit $$tests
 

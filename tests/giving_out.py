@@ -22,3 +22,17 @@ class FromBothEnds(LoadFileScheduling):
         if self.numnodes > 1 and node.gateway.id == last_of(self.numnodes):
             self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
         super()._assign_work_unit(node)
+
+    def schedule(self) -> None:
+        """As `LoadFileScheduling`; who takes the place of a test process that died gets two tests at once as well: one alone would not be begun, since a test
+        is begun when the next one is known, and everybody would wait for it without end.
+        """
+        super().schedule()
+        for node in self.registered_collections:
+            while (
+                node in self.assigned_work
+                and self.workqueue
+                and not node.shutting_down
+                and self._pending_of(self.assigned_work[node]) < 2
+            ):
+                self._assign_work_unit(node)
