@@ -173,7 +173,8 @@ class Daemon:
         await self._bulk.close()
         await self._orchestrators.close()
         await self._server.stop(0.5)
-        self._home.socket.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the disk may be gone by now
+            self._home.socket.unlink(missing_ok=True)
 
     # -- parts -----------------------------------------------------------------------------------------------------------------
 

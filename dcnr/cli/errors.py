@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 import typer
 
 from dcnr import crashpoints
+from dcnr.cli import ending
 from dcnr.errors import DcnrError
 from dcnr.rpc.options import QUIET, VERBOSITY
 
@@ -30,6 +31,7 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     gc.set_threshold(LOADED_OBJECTS)
     code = exit_code(app, name, sys.argv[1:])
     gc.freeze()
+    ending.bounded(code)
     sys.exit(code)
 
 

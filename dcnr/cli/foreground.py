@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
 from dcnr import logs
+from dcnr.cli import ending
 from dcnr.limits import DRAIN_TIMEOUT_S
 from dcnr.open_files import let_open
 
@@ -36,8 +38,22 @@ def loaded() -> None:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs a daemon to its end, with as many files as it may have, on uvloop where there is one (ADR 0031)."""
+    """Runs a daemon to its end, with as many files as it may have, on uvloop where there is one (ADR 0031). Its loop waits for threads at its end:
+    `ending` bounds that.
+    """
     let_open()
+    with contextlib.ExitStack() as at_end:
+
+        async def bounded() -> T:
+            try:
+                return await main
+            finally:
+                at_end.callback(ending.bounded().cancel)
+
+        return _run(bounded())
+
+
+def _run(main: Coroutine[Any, Any, T]) -> T:
     if sys.platform == "win32":
         return asyncio.run(main)
     import uvloop
