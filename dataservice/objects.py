@@ -37,6 +37,7 @@ TRANSFERS_AT_ONCE: Final = 6
 """Threads that carry bytes; a transfer that finds none free waits for one, and keeps no small request waiting."""
 MAX_ASKED: Final = 3
 """Orchestrators whose word is taken on an object that is said not to be there, or that comes with other bytes: each may cost its bytes once more."""
+TIDY_S: Final = 1.0
 OUT_OF_REACH_S: Final = 60.0
 """A store that did not answer in time is not tried again for so long: where a firewall drops what is sent there, every object would wait for seconds."""
 
@@ -99,7 +100,7 @@ class ObjectClient:
             await self.read_file(ref, path, max_bytes=max_bytes)
             return await asyncio.to_thread(_read, path)
         finally:
-            await asyncio.to_thread(_remove, path)
+            await _tidied(partial(_remove, path))
 
     async def write_file(self, ref: Ref, path: Path, *, size_bytes: int, sha256: Digest, prefer: NodeId | None = None) -> None:
         """The object is in the store (also if it was there before). ``prefer`` is asked first whether it may be. Raises Refused, Corrupt, Unavailable."""
@@ -129,7 +130,7 @@ class ObjectClient:
             await asyncio.to_thread(_write, path, data)
             await self.write_file(ref, path, size_bytes=len(data), sha256=digest, prefer=prefer)
         finally:
-            await asyncio.to_thread(_remove, path)
+            await _tidied(partial(_remove, path))
         return digest
 
     async def _by_store(self, straight: Callable[[], Awaitable[object]]) -> bool:
@@ -260,12 +261,13 @@ class _Draft:
         with self._writing() as file:
             file.flush()
             os.fsync(file.fileno())
+            self._go_on()  # it may have taken long
             _lay(self._draft, self._destination)
 
     def close(self) -> None:
         """What was not laid is gone."""
+        self._is_over = True
         with self._lock:
-            self._is_over = True
             if self._file is not None:
                 with contextlib.suppress(OSError):  # what it had still to write nobody wants
                     self._file.close()
@@ -275,22 +277,29 @@ class _Draft:
     def _writing(self) -> Iterator[BinaryIO]:
         with self._lock:
             try:
-                if self._is_over:
-                    raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+                self._go_on()
                 self._file = self._file or self._draft.open("xb")
                 yield self._file
             except OSError as error:
                 raise disk_trouble(f"{self._destination.name} cannot be written", error) from error
 
+    def _go_on(self) -> None:
+        if self._is_over:
+            raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+
 
 @contextlib.asynccontextmanager
 async def _drafted(destination: Path) -> AsyncIterator[_Draft]:
-    """A draft that is closed in a thread: a disk that stands still holds whoever closes it up, not the loop."""
     draft = _Draft(destination)
     try:
         yield draft
     finally:
-        await asyncio.to_thread(draft.close)
+        await _tidied(draft.close)
+
+
+async def _tidied(work: Callable[[], None]) -> None:
+    """In a thread: a disk that stands still holds up no loop, and nobody for longer than `TIDY_S`; what is left then is done when the disk goes on."""
+    await asyncio.wait((asyncio.get_running_loop().run_in_executor(None, work),), timeout=TIDY_S)
 
 
 def _lay(draft: Path, destination: Path) -> None:

@@ -376,6 +376,7 @@ def test_one_whose_address_leads_to_nothing_is_not_the_last_one_asked(play: Play
 
 def test_a_read_that_is_given_up_on_a_disk_that_stands_still_holds_up_nobody(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(world: World) -> None:
+        monkeypatch.setattr(objects, "TIDY_S", 0.05)
         stands, goes_on = threading.Event(), threading.Event()
 
         def stand_still(descriptor: int) -> None:
@@ -392,10 +393,13 @@ def test_a_read_that_is_given_up_on_a_disk_that_stands_still_holds_up_nobody(pla
         for _ in range(5):
             await asyncio.sleep(0)
         is_free = not goes_on.is_set()
+        ended, _ = await asyncio.wait([reading], timeout=8)
         late.cancel()
         goes_on.set()
         await asyncio.wait([reading])
         assert is_free, "the loop stood still with the disk"
+        assert ended, "who gave up had to wait for the disk"
+        await asyncio.get_running_loop().shutdown_default_executor()
         assert not list(world.directory.iterdir())
 
     play(story)
