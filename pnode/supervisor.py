@@ -31,6 +31,7 @@ STEADY_S = 30.0
 """A worker that lived this long starts the pauses anew."""
 HELLO_TIMEOUT_S = 60.0
 """From process start to the worker's first message: importing torch on a slow disk."""
+KILLED_S = 2.0
 HELD = "the worker was ended for a pause"
 """Whatever signal it took: its owner wanted it to end, and nothing is wrong with it."""
 STOPPED = "the worker was ended, as it was told"
@@ -277,7 +278,7 @@ class Supervisor:
                 await process.wait()
         except TimeoutError:
             self._signal(process, signal.SIGKILL)
-            await process.wait()
+            await self._gone(process)
             return STOPPED if self._stopping.is_set() else why
         code = process.returncode or 0
         if self._is_ours and (code < 0 or code == UNKNOWN_CODE):
@@ -290,6 +291,16 @@ class Supervisor:
             return why
         self.last_words = _last_words(self._options.log_path)
         return f"the worker ended with exit code {code}"
+
+    async def _gone(self, process: WorkerProcess) -> None:
+        """Waits for a process that was killed. One that hangs in a disk no signal ends: nobody takes its place, and who is stopped waits for `KILLED_S`."""
+        ended, stopped = asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((ended,), timeout=KILLED_S)
+        finally:
+            ended.cancel()
+            stopped.cancel()
 
     async def _spawn(self, theirs: socket.socket) -> WorkerProcess:
         options = self._options

@@ -165,6 +165,47 @@ def test_a_pause_in_the_middle_of_a_start_ends_it(tmp_path: Path, turns: int) ->
     asyncio.run(scenario())
 
 
+class Unkillable:
+    """A process that hangs in a disk: no signal ends it."""
+
+    pid, returncode = 1 << 30, None
+
+    async def wait(self) -> int:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def send_signal(self, number: int, /) -> None:
+        return
+
+
+def test_a_worker_that_no_signal_ends_keeps_no_daemon_that_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: nor is another worker started beside it before that."""
+    monkeypatch.setattr("pnode.supervisor.HELLO_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("pnode.supervisor.KILLED_S", 0.01)
+    monkeypatch.setattr("dcnr.limits.CONNECT_TIMEOUT_S", 0.0)
+
+    async def scenario() -> None:
+        ends, started = Ends(), asyncio.Queue[int]()
+
+        async def start(pipe: socket.socket, arguments: Sequence[str], environment: Mapping[str, str], log: int) -> WorkerProcess:
+            started.put_nowait(1)
+            return Unkillable()
+
+        options = WorkerOptions("127.0.0.1", 0, 1, "cpu", tmp_path / "worker.log", os.environ, start=start)
+        subject = Supervisor(options, next_incarnation=lambda: 1, on_up=_nothing, on_message=_nothing, on_down=ends.told)
+        running = asyncio.create_task(subject.run())
+        await started.get()
+        await subject.stop(within_s=0.01)
+        ended, _ = await asyncio.wait([running], timeout=20)
+        running.cancel()
+        await asyncio.wait([running])
+        assert ended, "it waits for the worker"
+        assert started.empty()
+        assert ends.reasons == [STOPPED]
+
+    asyncio.run(scenario())
+
+
 def test_a_worker_that_reads_nothing_is_ended_in_time(tmp_path: Path) -> None:
     """Goal: neither a pause nor a stop waits until a worker that stands still has taken what was sent to it."""
 
