@@ -132,17 +132,17 @@ def initial_state(
     """Checkpoint 0 of one VNode, a function of (stage, seed, ``given``): made once by the maintainer; PNodes only ever restore.
 
     ``given`` replaces what the seed gives, by the names of parameters and buffers. Raises InvalidInput (``weights_do_not_fit``; ``bad_component``: it
-    cannot be built, or not one batch goes through it, as on every PNode then).
+    cannot be built). Whether it works as well: `vnode.torch_trial`.
     """
     derived = hashlib.sha256(f"dcnr checkpoint 0\0{seed}\0{stage.id}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(derived[:8], "little") >> 1)
-        with _blamed(stage):
+        with blamed(stage):
             module = StageModule(stage, registry)
         filled(module, given or {})
     values: dict[str, Tensor] = {f"w/{name}": value for name, value in module.named_parameters()}
     values.update({f"b/{name}": value for name, value in module.named_buffers()})
-    with _blamed(stage):
+    with blamed(stage):
         schema = schema_of(stage, registry)
     arrays: Mapping[str, Array] = {
         name: values[name].detach().numpy() if name in values else torch.zeros(slot.shape).numpy()
@@ -159,40 +159,24 @@ def initial_state(
         seed=seed,
         lineage=IntervalSet.empty(),
     )
-    state = serialise(schema, info, arrays)
-    with _blamed(stage):
-        _try(stage, module)  # after the state is written: whatever it does to the module is not in it
-    return state
+    return serialise(schema, info, arrays)
 
 
 @contextlib.contextmanager
-def _blamed(stage: Stage) -> Iterator[None]:
+def blamed(stage: Stage) -> Iterator[None]:
     """Whatever is raised inside is a fault of what the stage names, which may be from outside the tree."""
     try:
         yield
     except DcnrError:
         raise
     except Exception as error:  # somebody else's code: whoever named it is told
-        raise _broken(stage, for_others(error)) from error
+        raise broken(stage, for_others(error)) from error
 
 
-def _broken(stage: Stage, why: str) -> InvalidInput:
+def broken(stage: Stage, why: str) -> InvalidInput:
+    """The refusal (``bad_component``) of what the stage names."""
     message = f"{stage.id}: {stage.component} with {stage.objective} does not work: {why}"
     return InvalidInput(message, code="bad_component", remedy=FAULTY, vnode=stage.id, field="component")
-
-
-def _try(stage: Stage, module: StageModule) -> None:
-    """Two samples of zeros go forward through all that the stage names, and come out in the shape that was declared."""
-    zeros = [torch.zeros((2, *item.spec.shape), dtype=getattr(torch, item.spec.dtype)) for item in stage.inputs]
-    target = torch.zeros((2, *stage.target.shape), dtype=getattr(torch, stage.target.dtype))
-    module.eval()
-    module.key(0, None)
-    with torch.no_grad():
-        output = module(zeros)
-        if tuple(output.shape[1:]) != stage.output.shape:
-            raise _broken(stage, f"its output is {list(output.shape[1:])}, and check() says {list(stage.output.shape)}")
-        module.run_sinks(output)
-        module.objective.step(output, zeros, target)
 
 
 def filled(module: StageModule, given: Mapping[str, Array]) -> StageModule:

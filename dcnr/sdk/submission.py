@@ -172,9 +172,9 @@ async def _checkpoint_0(
 def _write_state(
     path: Path, stage: Stage, graph: model_pb2.ModelGraph, batches: int, registry: Registry, given: Mapping[str, Array]
 ) -> tuple[int, Digest]:
-    from vnode.torch_stage import initial_state  # torch: only here, only while checkpoint 0 is made
+    from vnode.torch_trial import tried_state  # torch: only here, only while checkpoint 0 is made
 
-    data = initial_state(
+    data = tried_state(
         stage, registry, seed=int(graph.train.seed), model=graph.name, graph=graph_digest(graph), num_batches=batches, given=given
     )
     path.write_bytes(data)

@@ -159,17 +159,21 @@ def test_an_outside_check_that_fails_is_a_refusal_of_the_graph(
     [
         ("return Module()", "raise ValueError('no such width')", "does not work: ValueError"),
         ("return x * self.factor", "raise KeyError('x')", "does not work: KeyError"),
-        ("return x * self.factor", "return (x * self.factor)[:, :2]", "its output is [2], and check() says [3]"),
-        ("return x * self.factor", "return x.double()", "RuntimeError"),
+        (
+            "return x * self.factor",
+            "return (x * self.factor)[:, :2]",
+            "its output for 2 samples is [2, 2], and check() says [3] for each",
+        ),
+        ("return x * self.factor", "return x.double()", "its output is float64, and check() says float32"),
     ],
 )
 def test_what_would_fail_on_every_pnode_fails_before_the_job_is_signed(tmp_path: Path, right: str, wrong: str, told: str) -> None:
-    from vnode.torch_stage import initial_state
+    from vnode.torch_trial import tried_state
 
     assert right in OUTSIDE
     stage, registry = stage_of(tmp_path, OUTSIDE.replace(right, wrong))
     with pytest.raises(InvalidInput) as caught:
-        initial_state(stage, registry, seed=0, model="m", graph="", num_batches=1)
+        tried_state(stage, registry, seed=0, model="m", graph="", num_batches=1)
     assert caught.value.code == "bad_component"
     assert told in caught.value.message
     assert caught.value.remedy
