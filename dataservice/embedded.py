@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final
 
 from dataservice.s3 import StoreAddress, why_unhealthy
@@ -84,7 +85,9 @@ def read_store_file(path: Path, *, remedy: str = "correct it, or name another fi
     except OSError as error:
         raise Corrupt(f"{path} cannot be read: {error.strerror}", code="bad_store_file", remedy=remedy) from None
     if mode & 0o077:
-        raise Refused(f"{path} may be read by others (mode {mode:o})", code="store_file_open", remedy=f"chmod 600 {path}")
+        raise Refused(
+            f"{path} may be read by others (mode {mode:o})", code="store_file_open", remedy=f"chmod 600 {quote(str(path))}"
+        )
     try:
         content = json.loads(data[:MAX_FILE_BYTES])
         known = [name for name in StoreFile.__dataclass_fields__ if name in content or name in NEEDED]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from dcnr.errors import InvalidInput, Unavailable
@@ -88,7 +89,7 @@ async def run_pnode(
         _on_signal(lambda: daemon.request_stop(hand_over=True), daemon.hang_up)
         if stopped.is_set():  # in the turn in which the network was found
             return 0
-        await _run(daemon, begun, lambda line: tell(f"{line}; watch it with: pnode status --home {home_path}"))
+        await _run(daemon, begun, lambda line: tell(f"{line}; watch it with: pnode status --home {quote(str(home_path))}"))
     finally:
         home.close()
     return 0

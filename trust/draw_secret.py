@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, Refused
@@ -29,7 +30,7 @@ def load_or_create_secret(path: Path, random_bytes: Callable[[int], bytes]) -> S
     if os.name == "posix" and mode & 0o077:
         raise Refused(
             f"what audits are drawn with at {path} can be read by others (mode {mode:04o})", code="key_permissions",
-            remedy=f"chmod 600 {path}; if others may have read it, delete it: a new one is made at the next start",
+            remedy=f"chmod 600 {quote(str(path))}; if others may have read it, delete it: a new one is made at the next start",
         )  # fmt: skip
     if len(data) != MIN_SECRET_BYTES:
         raise Corrupt(

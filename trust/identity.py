@@ -10,6 +10,7 @@ import os
 import secrets
 import stat
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
@@ -90,7 +91,7 @@ class NodeKey:
                 raise Refused(
                     f"the key file {path} can be read by others (mode {mode:04o})",
                     code="key_permissions",
-                    remedy=f"chmod 600 {path}; whoever may have read it can act under this key: see key_permissions in docs/troubleshooting.md",
+                    remedy=f"chmod 600 {quote(str(path))}; whoever may have read it can act under this key: see key_permissions in docs/troubleshooting.md",
                 )
             pem = file.read(MAX_KEY_FILE_BYTES + 1)
         if len(pem) > MAX_KEY_FILE_BYTES:

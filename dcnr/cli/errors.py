@@ -6,6 +6,7 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 not running, 4 unreachable, 5 refused by 
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -29,10 +30,17 @@ def run(app: typer.Typer, name: str) -> NoReturn:
     `dcnr.cli.foreground.loaded`) and not at its end: otherwise that takes a third of a start, and a quarter of a short command.
     """
     gc.set_threshold(LOADED_OBJECTS)
+    _print_anything()
     code = exit_code(app, name, sys.argv[1:])
     gc.freeze()
     ending.bounded(code)
     sys.exit(code)
+
+
+def _print_anything() -> None:
+    """A letter that the locale lacks, or a name of a file that is none in it, is written as its number, as on standard error: it ends no command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def exit_code(app: typer.Typer, name: str, arguments: Sequence[str]) -> int:

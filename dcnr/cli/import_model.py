@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -97,7 +98,7 @@ def _written(imported: Imported, chosen: Chosen, out: Path, weights: Path | None
             f"wrote {out}; {carried}",
             f"the graph computes what the module computes: {imported.difference:.1g} apart at most",
             *(f"note: {note}" for note in imported.notes),
-            f"next: dcnr model validate {out}",
+            f"next: dcnr model validate {quote(str(out))}",
         ]
         return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -143,7 +144,7 @@ def submit(
         if save_draft is not None:
             prepared, (_, missing) = session.run(lambda client: _prepared(client, message, keys, options, first))
             _write_draft(save_draft, prepared)
-            then = f"dcnr model sign {save_draft}" if missing else f"dcnr model submit --draft {save_draft}"
+            then = f"dcnr model {'sign' if missing else 'submit --draft'} {quote(str(save_draft))}"
             output.emit({"draft": str(save_draft)}, lambda: f"draft written to {save_draft}; next: {then}", as_json=as_json)
             return
         answer = session.run(lambda client: client.submit(message, keys, options, weights=first, progress=output.Steps()))
@@ -170,7 +171,7 @@ def sign(
     def text() -> str:
         head = f"signed {request.model}: job {request.job_id}, {request.num_batches} batches of {request.dataset_name}"
         return f"{head}\nnext: " + (
-            f"{missing} more maintainers sign the {what}" if missing else f"dcnr model submit --draft {draft}"
+            f"{missing} more maintainers sign the {what}" if missing else f"dcnr model submit --draft {quote(str(draft))}"
         )
 
     output.emit(data, text, as_json=as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -134,8 +135,10 @@ def _made(policy: NetworkPolicy, document: Path, paths: list[Path]) -> str:
         lines.append(
             "  note: no orchestrator has an address here, so everybody who starts or asks needs --bootstrap HOST:PORT of a node that runs"
         )
-        lines.append(f"        to add one: dcnr network amend {document} --key {paths[0]} --add-bootstrap ID@HOST:PORT")
-    return "\n".join([*lines, f"next: orchestrator start --network {document}"])
+        lines.append(
+            f"        to add one: dcnr network amend {quote(str(document))} --key {quote(str(paths[0]))} --add-bootstrap ID@HOST:PORT"
+        )
+    return "\n".join([*lines, f"next: orchestrator start --network {quote(str(document))}"])
 
 
 def _locality(text: str) -> identity_pb2.Locality.ValueType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -234,9 +235,10 @@ def _amended_text(data: dict[str, Any], found: Amendment, target: Path) -> str:
     if data["missing"]:
         lines.append(f"more signatures are needed, {data['missing']} at least")
         lines += [f"  {one.count} of the maintainers of version {one.version}: {', '.join(one.waiting)}" for one in found.lacking()]
-        return "\n".join([*lines, f"next: dcnr network sign {target} --key ANOTHER"])
+        return "\n".join([*lines, f"next: dcnr network sign {quote(str(target))} --key ANOTHER"])
+    word = quote(str(target))
     return "\n".join(
-        [*lines, f"  document  {target}", f"next: dcnr network publish {target}, or orchestrator start --network {target}"]
+        [*lines, f"  document  {target}", f"next: dcnr network publish {word}, or orchestrator start --network {word}"]
     )
 
 

@@ -246,7 +246,8 @@ def _policy(settings: OrchestratorSettings, home: Path, node_id: str, now_wall: 
     if not policy.is_orchestrator(node_id):
         raise Refused(
             f"network {policy.document.name} does not list this orchestrator: no PNode would obey it", code="not_listed",
-            remedy=f"use --home of a listed one, or a network made with: dcnr network create --orchestrator {node_id}", network=policy.network_id,
+            network=policy.network_id,
+            remedy=f"use --home of a listed one, or have it listed by the maintainers: dcnr network amend --add-orchestrator {node_id}",
         )  # fmt: skip
     save_policy(kept, policy)
     return policy

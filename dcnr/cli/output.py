@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -18,8 +19,18 @@ _DROPPED = dict.fromkeys((*(code for code in range(32) if code not in b"\n\t"), 
 
 def emit(data: Any, text: Callable[[], str], *, as_json: JsonFlag) -> None:
     """``data`` as JSON, or what ``text`` makes of it. Other nodes' words may be in it, so nothing that steers a terminal stays."""
-    words = json.dumps(data, indent=2, ensure_ascii=False).translate(_ESCAPED) if as_json else text().translate(_DROPPED)
+    words = (
+        json.dumps(data, indent=2, ensure_ascii=not _knows_all_letters()).translate(_ESCAPED)
+        if as_json
+        else text().translate(_DROPPED)
+    )
     print(words)  # noqa: T201
+
+
+def _knows_all_letters() -> bool:
+    """Whether standard output can write them; where not, JSON has its own way."""
+    encoding = getattr(sys.stdout, "encoding", None)
+    return not encoding or codecs.lookup(encoding).name == "utf-8"
 
 
 def say(text: str) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -338,8 +339,8 @@ def _keep(network: LocalNetwork, screen: Screen) -> None:
     screen.say("")
     screen.say("the network goes on; Ctrl-C ends it. Try, in another terminal:")
     for line in (
-        f"  dcnr job list --network {network.network_file} --bootstrap {network.bootstrap[0]}",
-        f"  pnode status --home {network.pnodes[-1].home}",
+        f"  dcnr job list --network {quote(str(network.network_file))} --bootstrap {network.bootstrap[0]}",
+        f"  pnode status --home {quote(str(network.pnodes[-1].home))}",
     ):
         screen.say(line)
     with contextlib.suppress(KeyboardInterrupt):

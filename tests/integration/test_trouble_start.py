@@ -211,7 +211,7 @@ def test_an_unknown_setting_names_the_nearest(network: LocalNetwork, home: Path)
 
 def test_an_orchestrator_that_the_document_does_not_name_does_not_start(network: LocalNetwork, home: Path) -> None:
     text = run("-m", "dcnr.cli.orchestrator", "start", "--home", str(home), "--network", str(network.network_file), code=5)
-    told(text, code="not_listed", what="does not list this orchestrator", remedy="dcnr network create --orchestrator")
+    told(text, code="not_listed", what="does not list this orchestrator", remedy="dcnr network amend --add-orchestrator")
 
 
 def test_pnodes_ignore_an_orchestrator_that_the_document_does_not_name(network: LocalNetwork, home: Path) -> None:

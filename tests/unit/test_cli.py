@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -192,6 +193,17 @@ def test_orchestrator_key_is_made_once_and_kept_private(homes: Path, capsys: pyt
     (homes / "orchestrator" / "key.pem").chmod(0o644)
     assert run("orchestrator key") == 5
     assert "chmod 600" in capsys.readouterr().err
+
+
+def test_commands_to_copy_hold_where_a_path_has_spaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = tmp_path / "my home"
+    assert run(f"dcnr network create --name garden --orchestrator {'a' * 40} --out", str(home)) == 0
+    words = shlex.split(capsys.readouterr().out.partition("next: ")[2])
+    assert words == ["orchestrator", "start", "--network", str(home / "network.json")]
+    (home / "key.pem").chmod(0o644)
+    assert run("dcnr network key --home", str(home)) == 5
+    words = shlex.split(capsys.readouterr().err.partition("next: ")[2].partition(";")[0])
+    assert words == ["chmod", "600", str(home / "key.pem")]
 
 
 def test_validate_names_vnode_field_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

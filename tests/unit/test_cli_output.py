@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import subprocess
 import sys
 from collections.abc import AsyncGenerator
 
@@ -28,6 +30,25 @@ def test_nothing_that_is_printed_steers_the_terminal(*, as_json: bool, capsys: p
         assert json.loads(printed) == {"reason": SAID}
     else:
         assert printed == "events\n\tÄ 值 relay_refused: ]0;owned[2JHno\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_letter_that_the_locale_lacks_ends_no_command(*, as_json: bool, encoding: str) -> None:
+    """Also a name of a file whose bytes are no letters; JSON stays what it is."""
+    name = "· Ä 值 \udcff"
+    program = (
+        "import sys, typer\nfrom dcnr.cli import errors, output\napp = typer.Typer()\n"
+        f"@app.command()\ndef c(): output.emit({{'name': {name!r}}}, lambda: {name!r}, as_json={as_json})\n"
+        "errors.run(app, 'x')"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    if as_json:
+        assert json.loads(done.stdout.decode(encoding)) == {"name": name}
+    else:
+        assert done.stdout == f"{name}\n".encode(encoding, "backslashreplace")
 
 
 class Terminal(io.StringIO):
