@@ -8,10 +8,11 @@ from typing import Final
 from dcnr.cli.output import duration, short, size, table
 from dcnr.limits import MIB
 from dcnr.sdk.plain import word
-from dcnr.sdk.reported import num_durable, num_unmerged
+from dcnr.sdk.reported import loss_text, num_durable, num_unmerged
 from dcnr.v1 import identity_pb2, local_pb2, membership_pb2, model_pb2, orchestrator_pb2
 from pnode.budget import DAEMON_BYTES
 
+PAUSED: Final = "paused"
 _EVENTS = 5
 _SEEN_FROM_OUTSIDE: Final = "as seen from outside"
 
@@ -48,7 +49,7 @@ def pnode_screen(status: local_pb2.StatusResponse, home: Path) -> str:
                 f"  {short(contact.node_id)} sees it as {word(orchestrator_pb2.NodeState, contact.state)}: {contact.state_reason}{proof}"
             )
     if status.replicas:
-        lines += ["", replicas_table(list(status.replicas))]
+        lines += ["", _replicas_table(status)]
     if status.seats:
         lines += ["", seats_table(list(status.seats))]
     if status.next_action:
@@ -102,14 +103,16 @@ def _cores_used(status: local_pb2.StatusResponse) -> str:
     )
 
 
-def replicas_table(replicas: list[orchestrator_pb2.ReplicaReport]) -> str:
+def _replicas_table(status: local_pb2.StatusResponse) -> str:
     """What is hosted: progress, pace and troubles."""
-    rows = [
-        (
-            report.replica, role_word(report), word(orchestrator_pb2.AssignmentState, report.state), int(report.num_learned),
-            num_durable(report), f"{report.rate:.1f}/s", f"{report.loss:.3f}", report.reason,
+    rows: list[tuple[object, ...]] = [
+        (report.replica, role_word(report), PAUSED, "-", "-", "-", "-", report.reason)
+        if (state := state_word(status, report)) == PAUSED
+        else (
+            report.replica, role_word(report), state, int(report.num_learned), num_durable(report), f"{report.rate:.1f}/s", loss_text(report),
+            report.reason,
         )
-        for report in replicas
+        for report in status.replicas
     ]  # fmt: skip
     return table(("replica", "role", "state", "learned", "durable", "rate", "loss", "reason"), rows)
 
@@ -121,6 +124,12 @@ def seats_table(seats: list[orchestrator_pb2.SeatReport]) -> str:
         for seat in seats
     ]  # fmt: skip
     return table(("seat", "state", "", "answered", "reason"), rows)
+
+
+def state_word(status: local_pb2.StatusResponse, report: orchestrator_pb2.ReplicaReport) -> str:
+    """How a replica is. One that ended with the worker, which its owner paused, has not failed: it goes on from its checkpoint."""
+    is_failed = report.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED
+    return PAUSED if is_failed and status.state == PAUSED else word(orchestrator_pb2.AssignmentState, report.state)
 
 
 def role_word(report: orchestrator_pb2.ReplicaReport) -> str:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dcnr.cli.output import duration, short, size, table
-from dcnr.cli.screens import role_word, seats_table, single_host, uplink
+from dcnr.cli.screens import role_word, seats_table, single_host, state_word, uplink
 from dcnr.sdk.plain import plain, word
+from dcnr.sdk.reported import loss_text
 from dcnr.v1 import common_pb2, local_pb2, orchestrator_pb2
 
 BAR: Final = 20
@@ -97,7 +98,7 @@ def top_line(now: Look, rates: Rates) -> str:
     status = now.status
     attached = sum(contact.attached for contact in status.orchestrators)
     vnodes = [
-        f"{report.replica} {_progress(report, int(status.num_batches[report.replica]))} {report.rate:.1f}/s loss {report.loss:.3f}"
+        f"{report.replica} {_progress(report, int(status.num_batches[report.replica]))} {report.rate:.1f}/s loss {loss_text(report)}"
         for report in status.replicas
     ]
     parts = [
@@ -118,9 +119,9 @@ def _replicas_table(status: local_pb2.StatusResponse) -> str:
     for report in status.replicas:
         total = int(status.num_batches[report.replica])
         share = _bar(report.num_learned, total) if total else ""
-        state = word(orchestrator_pb2.AssignmentState, report.state)
+        state = state_word(status, report)
         rows.append(
-            (report.replica, role_word(report), state, share, _progress(report, total), f"{report.rate:.1f}/s", f"{report.loss:.3f}", report.reason)
+            (report.replica, role_word(report), state, share, _progress(report, total), f"{report.rate:.1f}/s", loss_text(report), report.reason)
         )  # fmt: skip
     return table(("replica", "role", "state", "", "learned", "rate", "loss", "reason"), rows)
 

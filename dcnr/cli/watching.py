@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 from dcnr.cli.output import duration, short, table
 from dcnr.sdk.plain import word
 from dcnr.sdk.progress import batches_of
-from dcnr.sdk.reported import num_durable
+from dcnr.sdk.reported import loss_text, num_durable
 from dcnr.sdk.siblings import learned, merging, siblings, standing
 from dcnr.v1 import common_pb2, model_pb2, orchestrator_pb2
 
@@ -161,7 +161,7 @@ def vnodes_table(job: orchestrator_pb2.JobView) -> str:
             (
                 item.vnode, short(item.assignment.pnode_id), _state(item), f"{item.report.num_learned}/{job.num_batches}",
                 num_durable(item.report), *([_cleared(job, item)] if job.audited else []),
-                f"{item.report.rate:.1f}", f"{item.report.loss:.3f}" if item.report.num_learned else "-",
+                f"{item.report.rate:.1f}", loss_text(item.report),
                 results.get(item.vnode, "-"), ", ".join(note for note in notes if note),
             )
         )  # fmt: skip
@@ -169,7 +169,7 @@ def vnodes_table(job: orchestrator_pb2.JobView) -> str:
             (
                 f"  {other.assignment.replica}", short(other.assignment.pnode_id), standing(other), f"{learned(other)}/{job.num_batches}",
                 "-", *(["-"] if job.audited else []),
-                f"{other.report.rate:.1f}", f"{other.report.loss:.3f}" if other.report.num_learned else "-", "-", merging(other),
+                f"{other.report.rate:.1f}", loss_text(other.report), "-", merging(other),
             )
             for other in others
         ]  # fmt: skip

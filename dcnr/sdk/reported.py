@@ -15,6 +15,11 @@ def num_unmerged(report: orchestrator_pb2.ReplicaReport) -> int:
     return int(report.num_unmerged) or _count(report.unmerged)
 
 
+def loss_text(report: orchestrator_pb2.ReplicaReport) -> str:
+    """The loss of late steps for people; where none was made since the replica was restored, there is none."""
+    return f"{report.loss:.3f}" if report.loss else "-"
+
+
 def _count(batches: common_pb2.IntervalSet) -> int:
     """Of nodes that do not tell sizes yet."""
     return sum(int(interval.end - interval.first) for interval in batches.intervals)

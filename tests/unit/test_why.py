@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from dcnr.cli.screens import pnode_screen
 from dcnr.ids import NodeId
 from dcnr.limits import MIB
 from dcnr.settings import LimitSettings, PNodeSettings
-from dcnr.v1 import local_pb2, membership_pb2, orchestrator_pb2
+from dcnr.v1 import local_pb2, membership_pb2, model_pb2, orchestrator_pb2
 from pnode.lent import beyond
 from pnode.probe import Machine
 from pnode.reach import REACHED, UNREACHED, Look
@@ -91,6 +93,20 @@ def test_what_ended_with_its_worker_is_not_called_refused() -> None:
     assert codes("paused by its owner", 0) == ["paused"]
     assert codes("", 0) == ["no_worker"]
     assert codes("", 1) == ["assignment_failed"]
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"), [("paused", ["paused", "-", "-", "-", "-"]), ("no_worker", ["failed", "0", "0", "0.0/s", "-"])]
+)
+def test_a_replica_of_a_paused_machine_has_not_failed(state: str, shown: list[str]) -> None:
+    """And no loss of zero is told of one that has made no step."""
+    report = orchestrator_pb2.ReplicaReport(
+        replica="a.1", role=model_pb2.ROLE_PRIMARY, state=orchestrator_pb2.ASSIGNMENT_STATE_FAILED, reason="ended"
+    )
+    status = local_pb2.StatusResponse(network_id="f" * 40, state=state, replicas=[report])
+    assert next(line.split() for line in pnode_screen(status, Path("/home")).splitlines() if line.startswith("a.1")) == [
+        "a.1", "primary", *shown, "ended",
+    ]  # fmt: skip
 
 
 def test_a_machine_that_only_serves_is_told_why_it_does_not_learn_too() -> None:
