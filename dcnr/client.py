@@ -169,7 +169,7 @@ class Orchestrators:
         return Unavailable(
             f"no orchestrator answered ({why})",
             code="no_orchestrator",
-            remedy="check the bootstrap list and that an orchestrator runs",
+            remedy="check the bootstrap list, and that an orchestrator runs and reaches its store: orchestrator status",
         )
 
 

@@ -257,7 +257,7 @@ def sign_document(document: identity_pb2.NetworkDocument, *keys: NodeKey) -> ide
     try:
         _check_content(document)
     except Corrupt as error:
-        raise InvalidInput(error.message, code="bad_document") from error
+        raise InvalidInput(error.message, code="bad_document", remedy=error.remedy) from error
     return seal(identity_pb2.DOMAIN_NETWORK_DOCUMENT, document, *keys)
 
 
@@ -371,4 +371,4 @@ def _check_content(document: identity_pb2.NetworkDocument) -> None:
             if host != host.lower():
                 raise InvalidInput(f"data host {host!r} has capital letters", code="bad_address")
     except DcnrError as error:
-        raise Corrupt(f"the network document is malformed: {error.message}", code="bad_document") from error
+        raise Corrupt(f"the network document is malformed: {error.message}", code="bad_document", remedy=error.remedy) from error

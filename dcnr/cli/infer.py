@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES: Final = 16 * limits.MIB
 ZIP: Final = b"PK"
 """With which an npz file begins."""
+NPY: Final = b"\x93NUMPY"
 MIN_DEADLINE_S: Final = 0.1
 MAX_SHOWN: Final = 16
 FIRST_VALUES: Final = 6
@@ -96,9 +97,10 @@ def read_arrays(source: str) -> Any:
     except Corrupt as error:
         raise InvalidInput(error.message, code="bad_input", remedy="numpy.savez(FILE, NAME=array)") from None
     except (OSError, EOFError, *BAD_ARRAY) as error:
-        raise InvalidInput(
-            f"{source} cannot be read as .npy: {error}", code="bad_input", remedy="numpy.save(FILE, array)"
-        ) from None
+        why = (
+            error if isinstance(error, OSError) or data.startswith(NPY) else "it does not begin as one"
+        )  # numpy takes it for a pickle then
+        raise InvalidInput(f"{source} cannot be read as .npy: {why}", code="bad_input", remedy="numpy.save(FILE, array)") from None
 
 
 def _data(answer: Answer) -> dict[str, Any]:

@@ -206,6 +206,12 @@ def test_commands_to_copy_hold_where_a_path_has_spaces(tmp_path: Path, capsys: p
     assert words == ["chmod", "600", str(home / "key.pem")]
 
 
+def test_an_ipv6_address_without_brackets_is_told_how_to_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"dcnr network create --name garden --orchestrator {'a' * 40}@::1:7700 --out"
+    assert run(line, str(tmp_path / "m")) == 2
+    assert "next: write host:port or [ipv6]:port" in capsys.readouterr().err
+
+
 def test_validate_names_vnode_field_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("dcnr model validate --json", str(MNIST)) == 0
     told = json.loads(capsys.readouterr().out)

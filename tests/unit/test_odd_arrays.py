@@ -74,3 +74,11 @@ def test_samples_without_values_are_refused_by_field(target: tuple[int, ...]) ->
     with pytest.raises(InvalidInput, match="nothing") as refused:
         asyncio.run(staging.stage(put, description, splits, seed=0))
     assert refused.value.details == {"split": "train", "field": "input"}
+
+
+def test_a_file_that_is_no_array_is_not_called_a_pickle_that_may_be_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "model.toml"
+    path.write_text("[model]")
+    with pytest.raises(InvalidInput, match="does not begin as one") as caught:
+        read_arrays(str(path))
+    assert "pickle" not in caught.value.message
