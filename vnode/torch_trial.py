@@ -6,7 +6,8 @@ hears nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,13 +47,24 @@ def tried_state(
     Raises InvalidInput: ``weights_do_not_fit``; ``bad_component`` with the reason.
     """
     state = initial_state(stage, registry, seed=seed, model=model, graph=graph, num_batches=num_batches, given=given)
-    with torch.random.fork_rng(devices=[]), blamed(stage):
+    with torch.random.fork_rng(devices=[]), _one_thread(), blamed(stage):
         _check_tensors(stage, registry)
         try:
             _Trial(stage, registry, num_batches, seed, state, _inputs(stage, registry)).check()
         except InvariantBroken as error:  # of a PNode's own checks: a loss or an output that is not finite
             raise broken(stage, error.message) from error
     return state
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Threads that share so little work wait for each other: on a busy machine that took ten times as long as the trial."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _inputs(stage: Stage, registry: Registry) -> list[Tensor]:

@@ -159,10 +159,14 @@ def test_what_keeps_to_the_rules_passes() -> None:
 
 
 def test_nothing_outside_is_changed_by_a_trial() -> None:
+    """Nor by one that finds a mistake."""
     torch.manual_seed(7)
-    before = torch.get_rng_state()
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
     tried(Spec(Linear))
+    with pytest.raises(InvalidInput):
+        tried(Spec(DrawsOfItsOwn))
     assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
 
 
 def node(name: str, component: str, reads: str, objective: str = "", **config: Any) -> VNodeSpec:
