@@ -22,6 +22,8 @@ SLAB_VALUES = 1 << 16
 """Values that stay near the processor while they are gone through several times."""
 SQUARES_FLOAT32 = (1e-24, 1e30)
 """Between these a sum of squares says that none of them was too large for float32, and that those too small for it do not matter."""
+HALF_STEP = 0.5 + 1e-4
+"""Steps of an int8 code that rounding moves a value by at most, with room for the last bits of its scale."""
 LOSS_FLOOR = 0.1
 """Nats: losses below it are compared as if they were as large."""
 OUTPUT_FLOOR = 0.1
@@ -222,7 +224,7 @@ def half_quantum(decoded: Array, codec: str) -> Array:
 
 
 def _half_of_blocks(magnitudes: Array, width: int) -> Array:
-    half: Array = np.maximum.reduceat(magnitudes, np.arange(0, magnitudes.size, width)) / 127 * (0.5 + 1e-4)
+    half: Array = np.maximum.reduceat(magnitudes, np.arange(0, magnitudes.size, width)) / 127 * HALF_STEP
     return half
 
 
@@ -244,7 +246,9 @@ def norm(values: Array) -> float:
         whole = flat.size - flat.size % ROW_VALUES
         with np.errstate(over="ignore", invalid="ignore"):
             rows = flat[:whole].reshape(-1, ROW_VALUES)
-            squares = float(np.vecdot(rows, rows).sum(dtype=np.float64)) + float(np.square(flat[whole:], dtype=np.float64).sum())
+            squares = float(np.vecdot(rows, rows).sum(dtype=np.float64))
+            if whole < flat.size:
+                squares += float(np.square(flat[whole:], dtype=np.float64).sum())
         if SQUARES_FLOAT32[0] < squares < SQUARES_FLOAT32[1]:
             return math.sqrt(squares)
     return math.sqrt(float(np.square(values, dtype=np.float64).sum()))

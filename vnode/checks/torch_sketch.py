@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +31,7 @@ from vnode.checks.plan import StageChecks
 from vnode.checks.replay import lineage_residual
 from vnode.checks.tolerances import Tolerances
 from vnode.checks.torch_projection import MapKind, Projection
+from vnode.checks.torch_quanta import is_within_quanta
 from vnode.state import Array, parse
 from vnode.torch_stage import StageModule, optimizer_of, schema_of, skeleton
 from vnode.vocabulary import Mode
@@ -230,7 +232,7 @@ class Sketch:
         gradients = step.mode is Mode.TRAIN
         for item in self._maps:
             claim = step.maps.get(item.name)
-            if claim is None or claim.output.dtype.name != "float32" or claim.output.size == 0:
+            if claim is None or claim.output.dtype != np.float32 or claim.output.size == 0:
                 return False
             if item.inward is not None and gradients and claim.input_gradient is None:
                 return False
@@ -238,9 +240,7 @@ class Sketch:
             if not item.claimed.size < math.inf:
                 return False
         others = (step.maps.get(part.name) for part in self._before_kinks)
-        return all(
-            one is not None and one.output.dtype.name == "float32" and residuals.rms(one.output) < math.inf for one in others
-        )
+        return all(one is not None and one.output.dtype == np.float32 and residuals.rms(one.output) < math.inf for one in others)
 
     def _step(self, index: int, step: ClaimedStep, updates: int, tolerances: Tolerances) -> Iterator[Comparison]:
         module = self._module
@@ -266,7 +266,7 @@ class Sketch:
             residual = residuals.largest_residual(step.maps[part.name].output, part.found.numpy())
             yield tolerances.comparison(index, "map", residual, part.name)
         for sent, codec in step.sent:
-            yield tolerances.comparison(index, "output", residuals.output_residual(sent, output.detach().numpy(), codec))
+            yield tolerances.comparison(index, "output", _output_residual(sent, output.detach(), codec))
         if not learning:
             with torch.no_grad():
                 for buffer, value in buffers:
@@ -339,6 +339,12 @@ class Sketch:
         if item.bias:
             result[item.bias] = kind.bias_gradient(gradient)
         return result
+
+
+def _output_residual(sent: Array, output: Tensor, codec: str) -> float:
+    if codec == "int8" and is_within_quanta(_tensor(sent), output):
+        return 0.0
+    return residuals.output_residual(sent, output.numpy(), codec)
 
 
 def _tensor(array: Array) -> Tensor:

@@ -1,0 +1,28 @@
+"""Whether an int8 output is explained by its codec: the usual case of `vnode.checks.residuals.output_residual`, in half as many passes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dcnr.codecs import BLOCK_VALUES
+from vnode.checks.residuals import HALF_STEP
+
+
+def is_within_quanta(claimed: Tensor, found: Tensor) -> bool:
+    """Whether each value lies within half a quantum of its block: then its residual is exactly 0. False also where that cannot be told here: other
+    kinds of values, values that are not finite.
+    """
+    if claimed.shape != found.shape or not claimed.dtype == found.dtype == torch.float32:
+        return False
+    theirs, mine = claimed.reshape(-1), found.reshape(-1)
+    whole = theirs.numel() - theirs.numel() % BLOCK_VALUES
+    blocks = (theirs[:whole].view(-1, BLOCK_VALUES), mine[:whole].view(-1, BLOCK_VALUES))
+    rest = (theirs[whole:].view(1, -1), mine[whole:].view(1, -1))
+    return all(_are_within(*pair) for pair in (blocks, rest) if pair[0].numel())
+
+
+def _are_within(theirs: Tensor, mine: Tensor) -> bool:
+    half = torch.maximum(theirs.amax(1), theirs.amin(1).neg_()).div_(127).mul_(HALF_STEP)
+    apart = torch.sub(theirs, mine).abs_().amax(1)
+    return bool((apart <= half).all()) and bool(half.isfinite().all())
