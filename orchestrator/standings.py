@@ -34,7 +34,9 @@ from trust.standing import (
 )
 
 MAX_OWN: Final = 64
-"""Events kept of one PNode that no chain tells."""
+"""Events kept of one PNode that no chain tells: so many right units, of which none older than the last fault says anything, and so many others, of which far
+fewer make the longest quarantine. A ban stays.
+"""
 STATES: Final[Mapping[State, orchestrator_pb2.NodeState.ValueType]] = {
     State.PROBATION: orchestrator_pb2.NODE_STATE_PROBATION,
     State.ACTIVE: orchestrator_pb2.NODE_STATE_ACTIVE,
@@ -158,8 +160,9 @@ class Standings:
         known, now_s = self._own.setdefault(pnode_id, {}), self._now()
         if event not in known:
             known[event] = event if event.at_s <= now_s else replace(event, at_s=now_s)
-            while len(known) > MAX_OWN:
-                del known[next(iter(known))]
+            alike = [one for one in known if not isinstance(one, Equivocated) and _is_right(one) == _is_right(event)]
+            for old in alike[: -max(MAX_OWN, self._terms.shadow_units)]:
+                del known[old]
             self._fold({pnode_id})
 
     def _fold(self, names: Iterable[str]) -> None:
@@ -174,6 +177,10 @@ class Standings:
                 self._folded[pnode_id] = standing_of(chains, self._verified, own, self._terms, now_s=self._now())
             else:
                 self._folded.pop(pnode_id, None)
+
+
+def _is_right(event: Event) -> bool:
+    return isinstance(event, ShadowPassed)
 
 
 def judgement_of(standing: Standing) -> Judgement:
