@@ -18,7 +18,7 @@ from trust.auditors import Candidate
 from trust.going_back import Cause
 from trust.ledger import Interval, Verdict
 from trust.separation import Party
-from trust.standing import REAUDITORS
+from trust.standing import REAUDIT_S, REAUDITORS
 
 AUDIT_S: Final = 120.0
 """Within this time an auditor answers; then another one is asked."""
@@ -129,6 +129,11 @@ class Case:
             raise InvariantBroken(f"{told} is audited by its accused, or is not open", code="bad_desk")
         if self.decision is not None and (self.tasks or self.decision.verdict not in SETTLED):
             raise InvariantBroken(f"{told} is decided and goes on", code="bad_desk")
+
+
+def given_s(case: Case, *, is_verifier: bool) -> float:
+    """So long whoever is asked now may take."""
+    return (REAUDIT_S if case.doubt_s and not is_verifier else AUDIT_S) * 2.0 ** min(case.num_late, MAX_DOUBLED)
 
 
 def ended_without(case: Case, asked: Asked, now_s: float, *, is_late: bool) -> None:

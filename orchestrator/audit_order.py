@@ -9,7 +9,7 @@ from itertools import zip_longest
 from orchestrator.audit_case import Case
 from orchestrator.audit_events import People
 from trust.auditors import Choice, Subject, choose
-from trust.draw import Secret
+from trust.draw import LAST_AUDITORS, Secret, is_last
 from trust.separation import Separation
 from trust.standing import State
 
@@ -26,20 +26,30 @@ def in_turns(cases: Iterable[Case], served: Mapping[str, int]) -> list[Case]:
     return [case for turn in zip_longest(*(row for _, row in rows)) for case in turn if case is not None]
 
 
+def others_wanted(case: Case, people: People, *, waits: bool) -> int:
+    """How many auditors must find nothing: more of what a job ends with, while a verifier is worth waiting for; and as the graph asks for it."""
+    ends = waits and is_last(case.interval.batches, case.num_held, people.num_batches)
+    return max(LAST_AUDITORS if ends else 1, people.redundancy.get(case.interval.vnode, 1) - 1)
+
+
 def chosen(
-    case: Case, people: People, busy: Collection[str], secret: Secret, separation: Separation, *, own_eyes: bool, waits: bool
-) -> Choice | None:
+    case: Case, people: People, busy: Collection[str], secret: Secret, separation: Separation, *, last: Collection[str], own_eyes: bool,
+    waits: bool,
+) -> Choice | None:  # fmt: skip
     """Somebody independent of the accused and of whoever has a say beside it, else a verifier; of the accused alone where none is worth waiting for.
 
-    ``busy``: who has an audit already. ``own_eyes``: a verifier only. ``waits``: whether one is worth waiting for.
+    ``busy``: who has an audit already. ``last``: who is asked only where none of the others can be. ``own_eyes``: a verifier only. ``waits``: whether one is
+    worth waiting for.
     """
     one = case.interval
     verifiers = [party for party in people.verifiers if party.node_id not in busy]
     accused = known.party if (known := people.candidates.get(one.pnode_id)) is not None else case.accused
     subject = Subject(one.name, accused, people.involved.get(one.vnode, frozenset()), frozenset(case.asked))
-    free = () if own_eyes else [item.beside(busy) for item in people.candidates.values() if item.state is State.ACTIVE]
+    free = [] if own_eyes else [item.beside(busy) for item in people.candidates.values() if item.state is State.ACTIVE]
     beside = replace(subject, beside=case.beside(people.candidates))
-    choice = choose(secret, beside, free, verifiers if waits else (), separation)
-    if choice is None and not (waits and any(party.node_id not in case.asked for party in people.verifiers)):
-        choice = choose(secret, subject, free, verifiers, separation)
-    return choice
+    for some in [[item.beside(last) for item in free], free] if last else [free]:
+        if (choice := choose(secret, beside, some, verifiers if waits else (), separation)) is not None:
+            return choice
+    if waits and any(party.node_id not in case.asked for party in people.verifiers):
+        return None
+    return choose(secret, subject, free, verifiers, separation)

@@ -18,15 +18,14 @@ from dcnr.errors import InvariantBroken, Refused, Stale
 from orchestrator.accounts import FINDINGS, Accounts
 from orchestrator.audit_bundles import Bundles
 from orchestrator.audit_case import (
-    AUDIT_S,
     CHALLENGE_S,
     LOOK_S,
-    MAX_DOUBLED,
     UNCLEAR,
     Asked,
     Case,
     doubt_of,
     ended_without,
+    given_s,
     given_up,
     goes_back,
     looked_in_vain,
@@ -53,15 +52,15 @@ from orchestrator.audit_events import (
     Word,
 )
 from orchestrator.audit_lapses import Lapses
-from orchestrator.audit_order import chosen, in_turns
+from orchestrator.audit_order import chosen, in_turns, others_wanted
+from orchestrator.audit_silent import Silent
 from orchestrator.audited_late import opened_late
 from trust.auditors import Choice
-from trust.draw import LAST_AUDITORS, Secret, Task, is_last, task_of
+from trust.draw import Secret, Task, task_of
 from trust.going_back import Cause
 from trust.ledger import Ledger, Verdict
 from trust.overturned import Truth
 from trust.separation import Separation
-from trust.standing import REAUDIT_S
 
 ASK_AGAIN_S: Final = 15.0
 GIVE_UP_S: Final = 300.0
@@ -91,7 +90,7 @@ class AuditDesk:
         """Intervals that failed by a proof of their own."""
         self._unnamed: dict[str, str] = {}
         """Statements that no manifest names yet, with the evidence against them."""
-        self._lapses, self._doubters = Lapses(), Doubters()
+        self._lapses, self._doubters, self._silent = Lapses(), Doubters(), Silent()
         self._num_sent, self._served = 0, dict[str, int]()
         """Audits given out, and which of them was the last of each PNode that has an interval open."""
         self._actions: list[Action] = []
@@ -127,6 +126,8 @@ class AuditDesk:
                     self._end_task(case, task_id)
                     self._actions.append(Late(asked.auditor, case.interval.name))
                     ended_without(case, asked, now_s, is_late=not gone)
+                    if not gone:
+                        self._silent.late(asked, now_s)
         self._advance(now_s)
 
     def answered(self, pnode_id: str, interval: str, bundle: Bundle | None, now_s: float) -> None:
@@ -162,6 +163,7 @@ class AuditDesk:
         if report.word in FINDINGS and (report.interval != name or report.bundle not in ("", shown(case))):
             raise Refused("a report on another interval or other evidence than the task's", code="wrong_interval")
         self._end_task(case, report.task_id)
+        self._silent.answered(report, asked, now_s)
         if report.word in (Word.REFUSED, Word.UNREAD):
             if (found := said_nothing(case, asked, report, now_s)) is not None:
                 self._decide(case, found)
@@ -350,10 +352,8 @@ class AuditDesk:
         """Decides the case, or asks whoever is still needed; returns how many were looked for."""
         people = self._people
         waits = bool(people.verifiers) and not (case.word_s and now_s >= case.word_s + GIVE_UP_S)
-        ends = waits and is_last(case.interval.batches, case.num_held, people.num_batches)
-        others = max(LAST_AUDITORS if ends else 1, people.redundancy.get(case.interval.vnode, 1) - 1)
         gives_up = bool(case.blind_s) and now_s >= case.blind_s + GIVE_UP_S
-        found = weighed(case, can_look=bool(people.verifiers), wanted=others, gives_up=gives_up)
+        found = weighed(case, can_look=bool(people.verifiers), wanted=others_wanted(case, people, waits=waits), gives_up=gives_up)
         if isinstance(found, Decision):
             if found.reason == UNCLEAR and not case.is_again:
                 self._lapse(case, now_s, found.reason)
@@ -365,7 +365,8 @@ class AuditDesk:
         while len(case.tasks) < wanted and asked < asks and now_s >= case.until_s:
             asked += 1
             busy = self._doubters.resting(now_s).union(*(other.auditors for other in self._cases.values()))
-            choice = chosen(case, people, busy, self._secret, self._separation, own_eyes=own_eyes, waits=waits)
+            last = self._silent.resting(now_s)
+            choice = chosen(case, people, busy, self._secret, self._separation, last=last, own_eyes=own_eyes, waits=waits)
             if choice is None:
                 self._without(case, now_s)
                 break
@@ -378,8 +379,7 @@ class AuditDesk:
         if not choice.is_verifier and task_of(self._secret, name, choice.node_id, len(case.asked)) is not Task.REAL:
             case.is_drawn = True
         task_id = self._draw_id()
-        given_s = REAUDIT_S if case.doubt_s and not choice.is_verifier else AUDIT_S
-        until_s = now_s + given_s * 2.0 ** min(case.num_late, MAX_DOUBLED)
+        until_s = now_s + given_s(case, is_verifier=choice.is_verifier)
         case.tasks[task_id] = Asked(choice.node_id, choice.is_verifier, until_s)
         case.asked.add(choice.node_id)
         if not choice.is_verifier:
