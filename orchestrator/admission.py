@@ -17,7 +17,8 @@ from dcnr.ports import ObjectStore
 from dcnr.tempo import check_rate
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.access import MAX_DATASET_MANIFEST_BYTES
-from orchestrator.documents import get_exact, open_stored_head, put_once
+from orchestrator.documents import get_exact, put_once
+from orchestrator.taken_back import in_force, taken_back
 from orchestrator.view import JobFacts, ViewLoader
 from trust.envelope import parse_envelope
 from trust.folding import AUDITS_DRAWN
@@ -184,21 +185,21 @@ def _check_cleared(manifest: model_pb2.Manifest) -> None:
 async def _check_stays(
     request: model_pb2.JobRequest, manifest: model_pb2.Manifest, policy: NetworkPolicy, store: ObjectStore, loader: ViewLoader
 ) -> None:
-    """What the manifest under the head condemns is deleted at any moment, though it may still be there; what it takes back is not gone on from."""
-    try:
-        stored = await store.get(keys.head(request.model), max_bytes=limits.MAX_HEAD_BYTES)
-        digest = open_stored_head(stored.data, policy, request.model, None).manifest_digest
-        newest = (await loader.manifest(request.model, digest))[0] if digest else model_pb2.Manifest()
-    except (NotFound, Corrupt):
-        return  # nothing that is known here was condemned, of a model without a job before this one say
-    for gone, code, said in ((newest.retracted, "taken_back", "taken back"), (newest.condemned, "condemned", "condemned")):
-        found = [entry.vnode for entry in manifest.entries if entry.working[0].digest in gone]
+    """What the manifest under the head condemns is deleted at any moment, though it may still be there; what it, or the end of a job before it, takes back is
+    not gone on from.
+    """
+    known = await in_force(request.model, policy, store, loader)
+    back = taken_back(known)
+    condemned = {digest: int(one.number) for one in known[:1] for digest in one.condemned}
+    for gone, code, said in ((back, "taken_back", "taken back"), (condemned, "condemned", "condemned")):
+        found = [entry for entry in manifest.entries if entry.working[0].digest in gone]
         if not found:
             continue
+        number = gone[found[0].working[0].digest]
         raise Refused(
-            f"manifest {newest.number}, which is in force, has {said} what the job would begin with: states of {', '.join(found[:MAX_NAMED])}",
+            f"manifest {number}, which is in force, has {said} what the job would begin with: states of {', '.join(one.vnode for one in found[:MAX_NAMED])}",
             code=code, remedy="go on from a newer manifest (dcnr job list --json names that of each job), or give the graph another seed",
-            vnode=found[0],
+            vnode=found[0].vnode,
         )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from orchestrator.documents import put_once
 from orchestrator.looks import Looks
 from orchestrator.retention import missing_states
+from orchestrator.taken_back import in_force, taken_back
 from orchestrator.versions import Version, read_version
 from orchestrator.view import ViewLoader
 from trust.envelope import parse_envelope
@@ -204,7 +205,8 @@ async def _check_servable(
             remedy="name a manifest whose states passed audits: dcnr job list --json names that of each job",
         )  # fmt: skip
     states = {checkpoint.digest: vnode for vnode, checkpoint in version.states.items()}
-    if newest is not None and (back := states.keys() & set(newest.retracted)):
+    known = taken_back(await in_force(model, policy, store, loader)).keys() | set(newest.retracted if newest is not None else ())
+    if back := states.keys() & known:
         raise Refused(
             f"states of manifest {version.number} were taken back: of {_told(states[one] for one in back)}", code="taken_back",
             remedy="name another manifest: dcnr job list --json names that of each job",

@@ -86,6 +86,33 @@ def test_no_job_begins_with_what_the_manifest_in_force_condemns_or_takes_back(gi
     asyncio.run(story())
 
 
+def test_what_an_earlier_job_took_back_is_not_begun_with_though_one_from_a_fresh_manifest_came_in_between() -> None:
+    async def story() -> None:
+        made = World(1, 0)
+        holder, loader = made.orchestrators[0].shared.key, made.orchestrators[0].runtime.loader
+        wish = await stage(made.store, made.policy, MAINTAINER, MODEL, CLOCK, JOB)
+        first, _ = await loader.manifest(MODEL, model_pb2.JobRequest.FromString(wish.payload).initial_manifest_digest)
+        ours = model_pb2.Manifest(network_id=made.policy.network_id, model=MODEL, number=7, epoch=1, holder=holder.node_id)
+        ours.retracted.append(first.entries[0].working[0].digest)
+        fresh = model_pb2.Manifest(network_id=made.policy.network_id, model=MODEL)
+        stranger = model_pb2.Manifest(
+            network_id=made.policy.network_id, model=MODEL, retracted=["d" * 64]
+        )  # of who is no maintainer now
+        head = model_pb2.Head(network_id=made.policy.network_id, model=MODEL, epoch=1, holder=holder.node_id, sequence=9)
+        for job_id, manifest, key in (("earlier", ours, holder), ("unlisted", stranger, holder), ("in-between", fresh, MAINTAINER)):
+            named = sealed(identity_pb2.DOMAIN_MANIFEST, manifest, key)
+            await made.store.put(keys.manifest(MODEL, named.digest), named.data)
+            head.decided.add(job_id=job_id, state=model_pb2.JOB_STATE_FAILED, manifest_digest=named.digest)
+            head.manifest_digest = named.digest
+        head.decided.add(job_id="gone", state=model_pb2.JOB_STATE_FAILED, manifest_digest="e" * 64)  # its manifest was deleted
+        await made.store.put(keys.head(MODEL), sealed(identity_pb2.DOMAIN_HEAD, head, holder).data)
+        with pytest.raises(Refused, match=f"manifest 7.*{first.entries[0].vnode}") as refused:
+            await admit(wish, policy=made.policy, store=made.store, loader=loader, wall_unix_ms=0)
+        assert refused.value.code == "taken_back"
+
+    asyncio.run(story())
+
+
 def test_a_job_is_built_from_what_the_network_allows_and_from_nothing_else() -> None:
     async def story() -> None:
         made = World(1, 0)
