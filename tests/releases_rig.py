@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 from dataservice import keys
 from dataservice.memory import MemoryStore
@@ -58,11 +59,13 @@ class Shelf:
         self._put(keys.graph(graph_digest(GRAPH)), graph_to_bytes(GRAPH))
         self._put(keys.job_request(MODEL, JOB), self._sealed(identity_pb2.DOMAIN_JOB_REQUEST, request, *self.maintainers)[0])
 
-    def manifest(self, number: int, *, model: str = MODEL, audits: str = "", job_id: str = JOB, are_cleared: bool = True) -> str:
+    def manifest(
+        self, number: int, *, model: str = MODEL, audits: str = "", job_id: str = JOB, are_cleared: bool = True, retracted: Sequence[str] = ()
+    ) -> str:  # fmt: skip
         """Digest of a manifest in the store with the states that it names."""
         made = model_pb2.Manifest(
             network_id=self.policy.network_id, model=model, number=number, job_id=job_id, holder=ORCHESTRATOR.node_id,
-            graph_digest=graph_digest(GRAPH), audits=audits or ("drawn" if self.policy.audits_drawn else "none"),
+            graph_digest=graph_digest(GRAPH), audits=audits or ("drawn" if self.policy.audits_drawn else "none"), retracted=retracted,
         )  # fmt: skip
         for vnode in VNODES:
             one = model_pb2.Checkpoint(vnode=vnode, digest=self.state(number, vnode), size_bytes=1, job_id=job_id)
@@ -71,6 +74,15 @@ class Shelf:
         data, digest = self._sealed(identity_pb2.DOMAIN_MANIFEST, made, ORCHESTRATOR)
         self._put(keys.manifest(model, digest), data)
         return digest
+
+    def ended(self, manifest: str, newest: str) -> None:
+        """A job has ended with a manifest, and another one is under the head since."""
+        outcome = model_pb2.Outcome(job_id="earlier", state=model_pb2.JOB_STATE_COMPLETED, manifest_digest=manifest)
+        head = model_pb2.Head(
+            network_id=self.policy.network_id, model=MODEL, epoch=1, holder=ORCHESTRATOR.node_id, sequence=1, manifest_digest=newest,
+            decided=[outcome],
+        )  # fmt: skip
+        self._put(keys.head(MODEL), self._sealed(identity_pb2.DOMAIN_HEAD, head, ORCHESTRATOR)[0])
 
     def state(self, number: int, vnode: str) -> str:
         """Digest of the state that the manifest of that number names."""

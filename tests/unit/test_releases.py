@@ -155,6 +155,13 @@ def test_what_is_gone_from_the_store_or_is_to_go_or_was_taken_back_is_not_releas
     assert shelf.say(3, second), "the release before keeps what another orchestrator condemned at the same moment"
 
 
+def test_what_an_earlier_job_took_back_is_not_released_though_the_newest_manifest_says_nothing_of_it(shelf: Shelf) -> None:
+    first, second = shelf.manifest(1), shelf.manifest(2)
+    shelf.ended(shelf.manifest(3, retracted=[shelf.state(1, "a")]), newest=shelf.manifest(4))
+    assert refused(shelf, shelf.envelope(1, first)).code == "taken_back"
+    assert shelf.say(1, second)
+
+
 def test_reasons_and_statements_are_bounded(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     first = shelf.manifest(1)
     with pytest.raises(InvalidInput) as long:

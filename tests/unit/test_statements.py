@@ -10,7 +10,7 @@ from dcnr.errors import Corrupt, DcnrError, Refused
 from dcnr.intervals import IntervalSet
 from dcnr.limits import MAX_OBJECT_BYTES
 from dcnr.v1 import identity_pb2, model_pb2
-from trust.commits import Place, begins_interval, follows, open_commit, open_delta
+from trust.commits import MAX_COMMIT_BYTES, Place, begins_interval, follows, open_commit, open_delta
 from trust.delegation import make_delegation
 from trust.envelope import seal
 from trust.identity import NodeKey
@@ -59,6 +59,38 @@ def test_a_delegation_that_has_ended_counts_for_what_was_said_before() -> None:
     with pytest.raises(Refused) as caught:
         open_commit(commit(), PLACE, now_wall=LATER)
     assert caught.value.code == "delegation_expired"
+
+
+def raw(payload: bytes) -> identity_pb2.Envelope:
+    """Signed as a commit is, whatever it says."""
+    return seal(identity_pb2.DOMAIN_COMMIT, payload, WORKER)
+
+
+def changed(envelope: identity_pb2.Envelope) -> identity_pb2.Envelope:
+    """The same signature under other words."""
+    made = identity_pb2.Envelope.FromString(envelope.SerializeToString())
+    made.payload = made.payload[:-1] + bytes([made.payload[-1] ^ 1])
+    return made
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        raw(b"\xff" * 40),
+        raw(commit().payload[:-7]),
+        raw(commit().payload + bytes(MAX_COMMIT_BYTES)),
+        commit(batches=range(MAX_COMMIT_BYTES)),
+        changed(commit()),
+        identity_pb2.Envelope(domain=identity_pb2.DOMAIN_COMMIT, payload=commit().payload),
+    ],
+    ids=["noise", "cut short", "padded", "too long", "changed", "unsigned"],
+)
+def test_a_commit_that_is_malformed_oversized_changed_or_unsigned_is_refused_before_its_place_is_looked_at(
+    envelope: identity_pb2.Envelope,
+) -> None:
+    with pytest.raises(Corrupt) as caught:
+        open_commit(envelope, PLACE)
+    assert caught.value.code not in ("", "wrong_commit")
 
 
 @pytest.mark.parametrize(
