@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Final
@@ -21,6 +22,8 @@ class Accounts:
         self._heard: list[Heard] = []
         self._digests: dict[tuple[str, str], str] = {}
         """By interval and auditor: the signed report."""
+        self.num_passes = Counter[str]()
+        """By auditor: intervals that it was heard to pass."""
         self._truth: dict[str, Truth] = {}
         self._shown_by: dict[str, str] = {}
         """By interval whose truth is known: the evidence that shows it."""
@@ -36,6 +39,7 @@ class Accounts:
         number = self._heard[-1].number + 1 if self._heard else 1
         self._heard.append(Heard(number, report.auditor, report.interval, FINDINGS[report.word], is_canary, report.bundle))
         self._digests[report.interval, report.auditor] = report.digest
+        self.num_passes[report.auditor] += report.word is Word.PASS
         for old in self._heard[:-MAX_HEARD]:
             self._digests.pop((old.interval, old.auditor), None)
         del self._heard[:-MAX_HEARD]

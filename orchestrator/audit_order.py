@@ -9,7 +9,7 @@ from itertools import zip_longest
 from orchestrator.audit_case import Case
 from orchestrator.audit_events import People
 from trust.auditors import Choice, Subject, choose
-from trust.draw import LAST_AUDITORS, Secret, is_last
+from trust.draw import LAST_AUDITORS, Secret, Task, is_last, task_of
 from trust.separation import Separation
 from trust.standing import State
 
@@ -53,3 +53,10 @@ def chosen(
     if waits and any(party.node_id not in case.asked for party in people.verifiers):
         return None
     return choose(secret, subject, free, verifiers, separation)
+
+
+def is_repeated(secret: Secret, case: Case, choice: Choice, num_passes: int) -> bool:
+    """Whether the verifier repeats what this auditor, about to be asked, finds. ``num_passes``: intervals that it was heard to pass before."""
+    return (
+        not choice.is_verifier and task_of(secret, case.interval.name, choice.node_id, len(case.asked), num_passes) is not Task.REAL
+    )

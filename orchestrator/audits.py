@@ -52,11 +52,11 @@ from orchestrator.audit_events import (
     Word,
 )
 from orchestrator.audit_lapses import Lapses
-from orchestrator.audit_order import chosen, in_turns, others_wanted
+from orchestrator.audit_order import chosen, in_turns, is_repeated, others_wanted
 from orchestrator.audit_silent import Silent
 from orchestrator.audited_late import opened_late
 from trust.auditors import Choice
-from trust.draw import Secret, Task, task_of
+from trust.draw import Secret
 from trust.going_back import Cause
 from trust.ledger import Ledger, Verdict
 from trust.overturned import Truth
@@ -376,8 +376,7 @@ class AuditDesk:
     def _send(self, case: Case, choice: Choice, now_s: float) -> None:
         assert case.bundle is not None
         name = case.interval.name
-        if not choice.is_verifier and task_of(self._secret, name, choice.node_id, len(case.asked)) is not Task.REAL:
-            case.is_drawn = True
+        case.is_drawn |= is_repeated(self._secret, case, choice, self._accounts.num_passes[choice.node_id])
         task_id = self._draw_id()
         until_s = now_s + given_s(case, is_verifier=choice.is_verifier)
         case.tasks[task_id] = Asked(choice.node_id, choice.is_verifier, until_s)

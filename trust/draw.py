@@ -30,6 +30,10 @@ TRUSTED_DIVISOR: Final = 5.0
 """A trusted PNode's rate is anybody's divided by this, from its first interval on."""
 CANARY_RATE: Final = 0.05
 """Of all audits: their answer is known."""
+FIRST_PASSES: Final = 8
+"""Of each auditor, as far as whoever draws has heard them."""
+FIRST_CANARY_RATE: Final = 0.5
+"""Of these: four more replays for the verifier, of a PNode of which it took ten passed audits to be asked."""
 WRONG_RATE: Final = 0.5
 """Of all canaries: they are wrong on purpose."""
 LAST_PART: Final = 64
@@ -114,9 +118,16 @@ def is_last(batches: IntervalSet, num_held: int, num_batches: int) -> bool:
     return num_batches > 0 and (num_held >= first or (highest is not None and highest >= first))
 
 
-def task_of(secret: Secret, interval: str, auditor: str, attempt: int) -> Task:
-    """Whether this auditor is first given a canary in the place of a real interval. What canaries are is as secret as the draw."""
+def canary_rate(num_passes: int) -> float:
+    """Of the audits of an auditor that has passed so many intervals: who waves everything through is found sooner where its first passes are looked at."""
+    return max(CANARY_RATE, FIRST_CANARY_RATE) if num_passes < FIRST_PASSES else CANARY_RATE
+
+
+def task_of(secret: Secret, interval: str, auditor: str, attempt: int, num_passes: int = FIRST_PASSES) -> Task:
+    """Whether this auditor, which has passed ``num_passes`` before, is first given a canary in the place of a real interval. What canaries are is as secret
+    as the draw.
+    """
     names = (interval, auditor, str(attempt))
-    if secret.number(_CANARY, *names) >= CANARY_RATE:
+    if secret.number(_CANARY, *names) >= canary_rate(num_passes):
         return Task.REAL
     return Task.WRONG_CANARY if secret.number(_WRONG, *names) < WRONG_RATE else Task.RIGHT_CANARY

@@ -310,7 +310,7 @@ def desk_of(name: str, bundle: Bundle) -> AuditDesk:
     secret = next(
         secret
         for secret in (Secret(bytes([number]) * 32) for number in range(256))
-        if all(task_of(secret, name, auditor, asked) is Task.REAL for auditor in ("p", "q") for asked in (0, 1))
+        if all(task_of(secret, name, auditor, asked, 0) is Task.REAL for auditor in ("p", "q") for asked in (0, 1))
     )
     desk = AuditDesk(secret, Separation(single_host=True), map("{:032x}".format, count()).__next__)
     here = {node_id: Candidate(TrustParty(node_id), State.ACTIVE, True) for node_id in ("accused", "p", "q")}

@@ -13,7 +13,7 @@ from orchestrator.audit_case import AUDIT_S, CHALLENGE_S, LONGEST_CHALLENGE_S, L
 from orchestrator.audit_events import Bundle, Pay, People, Report, SendChallenge, SendTask, Word
 from orchestrator.audits import AuditDesk
 from trust.auditors import Candidate
-from trust.draw import Secret, Task, task_of
+from trust.draw import FIRST_PASSES, Secret, Task, task_of
 from trust.ledger import Interval, Ledger, Verdict
 from trust.separation import Party, Separation
 from trust.standing import State
@@ -108,10 +108,32 @@ def test_a_pass_that_is_drawn_is_repeated_by_the_verifier_and_whoever_passed_wha
     assert [one.auditor for one in made.take() if isinstance(one, Pay)] == ["auditor"]
 
 
+@pytest.mark.parametrize(("num_passes", "is_repeated"), [(0, True), (FIRST_PASSES - 1, True), (FIRST_PASSES, False)])
+def test_an_auditors_first_passes_are_repeated_by_the_verifier_more_often_than_later_ones(
+    num_passes: int, is_repeated: bool
+) -> None:
+    name = next(
+        name
+        for name in (f"{number:064x}" for number in range(1000))
+        if task_of(SECRET, name, "auditor", 0, 0) is not Task.REAL is task_of(SECRET, name, "auditor", 0)
+    )
+    made = desk(name)
+    earlier = [Report("0" * 32, "auditor", f"{number:064x}", Word.PASS, digest="d" * 64) for number in range(num_passes)]
+    made.recalled(earlier, [0.0] * num_passes)
+    made.tick(People({"accused": ACCUSED, "auditor": AUDITOR}, (VERIFIER,)), 1.0)
+    made.answered("accused", name, Bundle("b" * 64, 1), 1.0)
+    [task] = tasks_of(made)
+    made.reported(Report(task.task_id, "auditor", name, Word.PASS, digest="d" * 64), 2.0)
+    assert [one.is_verifier for one in tasks_of(made)] == [True] * is_repeated
+    assert bool(made.decisions()) is not is_repeated
+
+
 def test_where_a_graph_asks_for_three_executions_two_auditors_repeat_the_interval() -> None:
     helpers = {name: Candidate(Party(name), State.ACTIVE, True) for name in ("first", "second")}
     name = next(
-        f"{number:064x}" for number in range(1000) if {task_of(SECRET, f"{number:064x}", one, 0) for one in helpers} == {Task.REAL}
+        f"{number:064x}"
+        for number in range(1000)
+        if {task_of(SECRET, f"{number:064x}", one, 0, 0) for one in helpers} == {Task.REAL}
     )
     made = desk(name)
     people = People({"accused": ACCUSED, **helpers}, redundancy={"a": 3})
@@ -187,7 +209,7 @@ def test_whoever_passed_what_fails_for_two_stories_pays_nothing() -> None:
 
 def passed_by_an_auditor() -> tuple[AuditDesk, str]:
     """A desk whose interval an active auditor has passed, which no manifest says yet."""
-    name = next(f"{number:064x}" for number in range(1000) if task_of(SECRET, f"{number:064x}", "auditor", 0) is Task.REAL)
+    name = next(f"{number:064x}" for number in range(1000) if task_of(SECRET, f"{number:064x}", "auditor", 0, 0) is Task.REAL)
     made = desk(name)
     made.tick(People({"accused": ACCUSED, "auditor": AUDITOR}), 1.0)
     made.answered("accused", name, Bundle("b" * 64, 1), 1.0)

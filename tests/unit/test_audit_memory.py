@@ -63,7 +63,7 @@ BUNDLE = Bundle(digest_of(BUNDLE_BYTES), len(BUNDLE_BYTES))
 SECRET = next(
     secret
     for secret in (Secret(bytes([number]) * 32) for number in range(256))
-    if all(task_of(secret, name_of(one), AUDITOR.node_id, 0) is Task.REAL for one in ("a-1", "b-1"))
+    if all(task_of(secret, name_of(one), AUDITOR.node_id, 0, 0) is Task.REAL for one in ("a-1", "b-1"))
 )
 
 

@@ -31,7 +31,7 @@ ACCUSED = {"accused": Candidate(Party("accused"), State.PROBATION, True)}
 NAMES = [
     name
     for name in (f"{number:064x}" for number in range(1000))
-    if {task_of(SECRET, name, auditor, asked) for auditor in AUDITORS for asked in (0, 1)} == {Task.REAL}
+    if {task_of(SECRET, name, auditor, asked, 0) for auditor in AUDITORS for asked in (0, 1)} == {Task.REAL}
 ][:3]
 """Of intervals whose auditors are believed."""
 CANARY = next(name for name in (f"{number:064x}" for number in range(1000)) if task_of(SECRET, name, "a0", 0) is not Task.REAL)

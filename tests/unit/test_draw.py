@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcnr.errors import InvalidInput
-from trust.draw import CANARY_RATE, LOWEST_FLOOR, Floors, Secret, Task, floors_of, is_drawn, rate, task_of
+from trust.draw import CANARY_RATE, FIRST_PASSES, LOWEST_FLOOR, Floors, Secret, Task, floors_of, is_drawn, rate, task_of
 from trust.exposure import intervals_until_caught
 from trust.standing import PLACEABLE, State
 
@@ -163,3 +163,33 @@ def test_what_lies_at_a_rate_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr("trust.draw.CANARY_RATE", canaries)
         monkeypatch.setattr("trust.draw.WRONG_RATE", wrongs)
         assert task_of(SECRET, "i", "a", 0) is task
+
+
+def test_half_of_an_auditors_first_passes_are_canaries_and_what_is_drawn_later_would_have_been_then() -> None:
+    intervals = names(2_000)
+    first, later = (
+        [task_of(SECRET, one, "a", 0, num_passes) for one in intervals] for num_passes in (FIRST_PASSES - 1, FIRST_PASSES)
+    )
+    assert abs(sum(one is not Task.REAL for one in first) - 1_000) < 200
+    assert all(one is other for one, other in zip(first, later, strict=True) if other is not Task.REAL)
+
+
+def test_who_waves_everything_through_among_cheats_is_found_within_its_first_passes_and_costs_four_replays_more() -> None:
+    """Three of ten intervals are wrong, and an auditor passes them all: it is found at the first of them that the verifier repeats."""
+    found, repeated = {True: 0, False: 0}, {True: 0, False: 0}
+    for auditor in names(500):
+        for sooner in (True, False):
+            looks = [
+                task_of(SECRET, f"{auditor} {at}", auditor, 0, at if sooner else FIRST_PASSES) is not Task.REAL
+                for at in range(FIRST_PASSES)
+            ]
+            found[sooner] += any(look and at_most(f"{auditor} {at}", 0.3) for at, look in enumerate(looks))
+            repeated[sooner] += sum(looks)
+    assert found[True] / 500 > 0.65
+    assert found[False] / 500 < 0.2
+    assert (repeated[True] - repeated[False]) / 500 < 4.0
+
+
+def at_most(name: str, share: float) -> bool:
+    """Whether an interval is one of so many that are wrong."""
+    return SECRET.number(b"wrong", name) < share

@@ -15,6 +15,8 @@ from trust.decay import DAY_S, Faded
 from trust.delegation import MAX_DELEGATION_BYTES, MAX_OPENED
 from trust.draw import (
     CANARY_RATE,
+    FIRST_CANARY_RATE,
+    FIRST_PASSES,
     FLOOR,
     FULL_PASSES,
     LOWEST_FLOOR,
@@ -84,7 +86,7 @@ def test_how_often_work_is_checked() -> None:
     assert (FULL_PASSES, FLOOR, LOWEST_FLOOR, TRUSTED_DIVISOR) == (20.0, 0.05, 0.01, 5.0)
     assert floors_of(0.0) == Floors(0.05, 0.01)
     assert floors_of(0.5) == Floors(0.5, 0.1)
-    assert (CANARY_RATE, WRONG_RATE) == (0.05, 0.5)
+    assert (CANARY_RATE, FIRST_CANARY_RATE, FIRST_PASSES, WRONG_RATE) == (0.05, 0.5, 8, 0.5)
     assert (CAUGHT, intervals_until_caught(0.05)) == (0.99, 90)
     assert (UNLEARNED, AT_ONCE, MAX_SPARED, SPARED_KEPT_S, MAX_UNCLEARED) == (4, 4, 16, 28800.0, 4)
     assert DOUBT_FACTOR == 2.0
