@@ -38,6 +38,7 @@ from orchestrator.head_events import (
     TermLost,
     Tick,
 )
+from orchestrator.seen_heads import SeenHeads, Watch
 
 MAX_QUEUED: Final = 64
 """Changes waiting for a write; more are refused, the caller comes again."""
@@ -53,15 +54,6 @@ class _Attempt:
     sent_at: float
     tickets: tuple[int, ...]
     epoch: int
-
-
-@dataclass(slots=True)
-class _Watch:
-    """How long one ETag has been seen."""
-
-    etag: str
-    since: float
-    last: float
 
 
 class HeadCore:
@@ -84,13 +76,7 @@ class HeadCore:
         self._may_hold = may_hold
         self._known: KnownHead | None = None
         self._absent = False
-        self._newest_seen: tuple[int, int] = (0, 0)
-        self._floor: tuple[int, int] = (0, 0)
-        """What is older was read late, unless the store has gone back: then from there on the head that it has counts."""
-        self._older: _Watch | None = None
-        """How long nothing but older heads has been read."""
-        self.num_back = 0
-        """How often the store went back for good: what it held before may be there no more."""
+        self._seen = SeenHeads(self._times)
         self._attempts: dict[Digest, _Attempt] = {}
         self._queue: dict[int, Change] = {}
         self._tickets = itertools.count(1)
@@ -103,7 +89,7 @@ class HeadCore:
         self._epoch: int | None = None
         self._renewed_at = 0.0
         self._counted_at = 0.0
-        self._watch: _Watch | None = None
+        self._watch: Watch | None = None
         self._reason = "the head has not been read yet"
         self._last_answer_ok = False
         self._unwritten = ""
@@ -129,6 +115,11 @@ class HeadCore:
     def reason(self) -> str:
         """Why nothing is decided here at the moment; empty for a holder."""
         return self._reason
+
+    @property
+    def num_back(self) -> int:
+        """How often the store went back for good: what it held before may be there no more."""
+        return self._seen.num_back
 
     @property
     def num_queued(self) -> int:
@@ -214,7 +205,7 @@ class HeadCore:
         self._next_poll = event.now + self._times.poll_s
         if self._known is not None and event.etag == self._known.etag and event.data == self._known.data:
             self._saw(event.etag, event.now)
-            self._older = None
+            self._seen.unchanged()
             return
         try:
             head = self._open(event.data)
@@ -224,14 +215,14 @@ class HeadCore:
             self._watch = None
             return
         read = (head.epoch, head.sequence)
-        if read >= self._floor:
-            self._older = None
-        elif not self._back_for_long(event):
-            out.append(StoreWentBack(self._floor, read))
+        floor, num_back = self._seen.floor, self.num_back
+        if read < floor:
+            self._saw(event.etag, event.now)
+        if self._seen.is_late(read, self._sent_at, event.now):
+            out.append(StoreWentBack(floor, read))
             self._must_read = True
             return
-        else:
-            self._floor, self._older, self.num_back = read, None, self.num_back + 1
+        if self.num_back > num_back:
             self._lose(f"the store went back to epoch {head.epoch}, sequence {head.sequence}", out)
         self._learn(KnownHead(head, event.data, event.etag), event.now, out)
 
@@ -250,27 +241,16 @@ class HeadCore:
         if self._known is not None:
             self._must_read, self._watch = True, None
             self._reason = "the head has disappeared from the store"
-            out.append(StoreWentBack(self._floor, (0, 0)))
+            out.append(StoreWentBack(self._seen.floor, (0, 0)))
             return
         self._absent = True
-
-    def _back_for_long(self, event: GetAnswered) -> bool:
-        """A store that shows nothing newer for so long was restored, also where somebody who never saw the newer head writes on from there; what passes was a
-        stale read.
-        """
-        self._saw(event.etag, event.now)
-        if self._older is None or self._sent_at - self._older.last > self._times.gap_s:
-            self._older = _Watch("", event.now, event.now)
-        self._older.last = event.now
-        return self._sent_at - self._older.since >= self._times.take_s
 
     def _learn(self, known: KnownHead, now: float, out: list[HeadInstruction]) -> None:
         """A head that was not known: own attempts under the old one are settled by it."""
         previous, self._unwritten = self._known, ""
         self._known, self._absent, self._must_read = known, False, False
         self._next_poll, self._next_put = now + self._times.poll_s, -math.inf
-        is_at = (known.head.epoch, known.head.sequence)
-        self._newest_seen, self._floor = max(self._newest_seen, is_at), max(self._floor, is_at)
+        self._seen.learned((known.head.epoch, known.head.sequence))
         landed = self._attempts.get(digest_of(known.data))
         self._attempts.clear()
         self._saw(known.etag, now)
@@ -302,7 +282,7 @@ class HeadCore:
         """Counts the taker's wait from the answer that first showed this ETag; the newest look is counted by when it was sent."""
         watch = self._watch
         if watch is None or watch.etag != etag or self._sent_at - watch.last > self._times.gap_s:
-            self._watch = _Watch(etag, now, now)
+            self._watch = Watch(etag, now, now)
         else:
             watch.last = now
 
@@ -341,9 +321,9 @@ class HeadCore:
             head.network_id, head.model = self._network_id, self._model
         else:
             head.CopyFrom(self._known.head)
-        head.epoch = max(head.epoch, min(self._newest_seen[0], head.epoch + 1000)) + 1
+        head.epoch = max(head.epoch, min(self._seen.newest[0], head.epoch + 1000)) + 1
         head.holder = self._me
-        head.sequence = max(head.sequence, self._newest_seen[1]) + 1
+        head.sequence = max(head.sequence, self._seen.newest[1]) + 1
         return head
 
     def _send_renewal(self, now: float, out: list[HeadInstruction], *, with_changes: bool) -> None:

@@ -1,0 +1,58 @@
+"""Which heads one process has seen, and whether an older one was read late or the store has gone back. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.head_events import HeadTimes
+
+Place = tuple[int, int]
+"""Of a head among the others: epoch and sequence."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """How long one ETag has been seen."""
+
+    etag: str
+    since: float
+    last: float
+
+
+class SeenHeads:
+    """Of one model."""
+
+    def __init__(self, times: HeadTimes) -> None:
+        self._times = times
+        self.newest: Place = (0, 0)
+        """A takeover is above it."""
+        self.floor: Place = (0, 0)
+        """What is older was read late, unless the store has gone back: then from there on the head that it has counts."""
+        self._older: Watch | None = None
+        """How long nothing but older heads has been read."""
+        self.num_back = 0
+        """How often the store went back for good."""
+
+    def learned(self, place: Place) -> None:
+        """A head that counts."""
+        self.newest, self.floor = max(self.newest, place), max(self.floor, place)
+
+    def unchanged(self) -> None:
+        """The head that counts was read again."""
+        self._older = None
+
+    def is_late(self, place: Place, sent_at: float, now: float) -> bool:
+        """Whether a read, sent then, brought what is older than a head seen before, and nothing says yet that the store has gone back.
+
+        One that shows nothing newer for as long as any taker waits was restored, also where somebody who never saw the newer head writes on from there; what
+        passes was a stale read.
+        """
+        if place < self.floor:
+            if self._older is None or sent_at - self._older.last > self._times.gap_s:
+                self._older = Watch("", now, now)
+            self._older.last = now
+            if sent_at - self._older.since < self._times.take_s:
+                return True
+            self.floor, self.num_back = place, self.num_back + 1
+        self._older = None
+        return False
