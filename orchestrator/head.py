@@ -27,6 +27,7 @@ from orchestrator.head_events import (
     HeadEvent,
     HeadInstruction,
     HeadSeen,
+    HeadShown,
     HeadTimes,
     KnownHead,
     Landed,
@@ -38,7 +39,7 @@ from orchestrator.head_events import (
     TermLost,
     Tick,
 )
-from orchestrator.seen_heads import SeenHeads, Watch
+from orchestrator.seen_heads import MAX_AHEAD, Place, SeenHeads, Watch
 
 MAX_QUEUED: Final = 64
 """Changes waiting for a write; more are refused, the caller comes again."""
@@ -176,6 +177,8 @@ class HeadCore:
                 data = self._expect(Put).data
                 self._last_answer_ok = True
                 self._landed(data, event.etag, now, out)
+            case HeadShown():
+                self._surpass(event, out)
             case _:
                 assert_never(event)
         if self._busy is None:
@@ -214,7 +217,7 @@ class HeadCore:
             self._lose(f"the head in the store cannot be trusted: {error.message}", out)
             self._watch = None
             return
-        read = (head.epoch, head.sequence)
+        read = _place(head)
         floor, num_back = self._seen.floor, self.num_back
         if read < floor:
             self._saw(event.etag, event.now)
@@ -250,7 +253,7 @@ class HeadCore:
         previous, self._unwritten = self._known, ""
         self._known, self._absent, self._must_read = known, False, False
         self._next_poll, self._next_put = now + self._times.poll_s, -math.inf
-        self._seen.learned((known.head.epoch, known.head.sequence))
+        self._seen.learned(_place(known.head))
         landed = self._attempts.get(digest_of(known.data))
         self._attempts.clear()
         self._saw(known.etag, now)
@@ -269,6 +272,13 @@ class HeadCore:
             for ticket in landed.tickets:
                 self._queue.pop(ticket, None)
             out.append(Landed(landed.tickets, known.head))
+
+    def _surpass(self, event: HeadShown, out: list[HeadInstruction]) -> None:
+        """A term that PNodes do not obey is given up; the next one is above what they know."""
+        if self._known is None or not self._seen.shown((event.epoch, event.sequence), _place(self._known.head)):
+            return
+        if self._epoch is not None:
+            self._lose(f"PNodes know epoch {event.epoch}, sequence {event.sequence}, and obey nothing older", out)
 
     def _lose(self, reason: str, out: list[HeadInstruction]) -> None:
         self._reason = reason
@@ -321,7 +331,7 @@ class HeadCore:
             head.network_id, head.model = self._network_id, self._model
         else:
             head.CopyFrom(self._known.head)
-        head.epoch = max(head.epoch, min(self._seen.newest[0], head.epoch + 1000)) + 1
+        head.epoch = max(head.epoch, min(self._seen.newest[0], head.epoch + MAX_AHEAD[0])) + 1
         head.holder = self._me
         head.sequence = max(head.sequence, self._seen.newest[1]) + 1
         return head
@@ -364,3 +374,7 @@ class HeadCore:
     def _send(self, request: Get | Put, now: float, out: list[HeadInstruction]) -> None:
         self._busy, self._sent_at = request, now
         out.append(request)
+
+
+def _place(head: model_pb2.Head) -> Place:
+    return int(head.epoch), int(head.sequence)

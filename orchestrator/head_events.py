@@ -89,7 +89,16 @@ class PutUnknown:
     reason: str
 
 
-HeadEvent = Tick | GetAnswered | GetAbsent | GetFailed | PutAnswered | PutUnknown
+@dataclass(frozen=True, slots=True)
+class HeadShown:
+    """A PNode has a head of a listed orchestrator that is newer than what the store shows, and that has been so for longer than any read is late."""
+
+    now: float
+    epoch: int
+    sequence: int
+
+
+HeadEvent = Tick | GetAnswered | GetAbsent | GetFailed | PutAnswered | PutUnknown | HeadShown
 
 # Instructions
 

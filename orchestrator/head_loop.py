@@ -24,6 +24,7 @@ from orchestrator.head_events import (
     GetFailed,
     HeadEvent,
     HeadInstruction,
+    HeadShown,
     Landed,
     Put,
     PutAnswered,
@@ -54,11 +55,15 @@ class HeadLoop:
         self._request_timeout_s = request_timeout_s
         self._wake = asyncio.Event()
         self._waiting: dict[int, asyncio.Future[model_pb2.Head]] = {}
+        self._shown: model_pb2.Head | None = None
 
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
             self._wake.clear()
+            if (shown := self._shown) is not None:
+                self._shown = None
+                await self._step(HeadShown(self._clock.monotonic(), int(shown.epoch), int(shown.sequence)))
             await self._step(Tick(self._clock.monotonic(), int(self._clock.wall() * 1000)))
             try:
                 async with asyncio.timeout(TICK_S):
@@ -69,6 +74,11 @@ class HeadLoop:
     def is_holder(self) -> bool:
         """Whether this process may decide right now."""
         return self.core.is_holder(self._clock.monotonic())
+
+    def shown(self, head: model_pb2.Head) -> None:
+        """A PNode has this verified head, which is newer than the store's: the next term is above it."""
+        self._shown = head
+        self._wake.set()
 
     async def decide(self, change: Change) -> model_pb2.Head:
         """The acknowledged or read-back head that contains the change.

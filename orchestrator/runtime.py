@@ -39,6 +39,7 @@ from orchestrator.own_eyes import OwnEyes
 from orchestrator.releases import ReleaseBook
 from orchestrator.reported import Reported
 from orchestrator.serving import Serving
+from orchestrator.shown_heads import ShownHeads
 from orchestrator.signal import Signal
 from orchestrator.standings import Standings
 from orchestrator.track import TrackRecords
@@ -56,8 +57,6 @@ from trust.trusted import OwnList, is_trusted
 JOBS_READ_S: Final = 1.0
 JOBS_READ_IDLE_S: Final = 4.0
 LOAD_RETRY_S: Final = 0.3
-SHOWN_S: Final = 8.0
-"""A head that a PNode shows may be newer than ours for this long before it counts as evidence."""
 STORE_LOOK_S: Final = 0.5
 STORE_TROUBLE_S: Final = 3.0
 """A store that answers (or does not) for so long is told to be back (or away); shorter troubles are nobody's business."""
@@ -152,7 +151,7 @@ class ModelRuntime:
         self._seen: HeadSeen | None = None
         self._seen_signal = Signal()
         self._went_back_at = -1e9
-        self._shown: tuple[model_pb2.Head, float] | None = None
+        self._shown = ShownHeads()
         core = HeadCore(
             shared.policy.network_id,
             model,
@@ -272,22 +271,19 @@ class ModelRuntime:
             head = open_head(envelope.SerializeToString(), self.shared.policy, self.model)
         except DcnrError:
             return
-        if self._shown is None or (head.epoch, head.sequence) > (self._shown[0].epoch, self._shown[0].sequence):
-            self._shown = (head, self.shared.clock.monotonic())
+        self._shown.shown(head, self.shared.clock.monotonic())
 
     def _check_shown(self) -> None:
-        known = self.head
-        if self._shown is None or known is None:
+        known, core = self.head, self.loop.core
+        shown = self._shown.evidence(known, self.shared.clock.monotonic(), is_read=core.store_ok)
+        if shown is None or known is None:
             return
-        shown, since = self._shown
-        if (shown.epoch, shown.sequence) <= (known.epoch, known.sequence):
-            self._shown = None
-        elif self.shared.clock.monotonic() - since > SHOWN_S:
-            self._shown = None
-            self.shared.history.say(
-                "store_rolled_back", self.model, "a PNode has seen a newer head than the store holds",
-                shown_epoch=shown.epoch, shown_sequence=shown.sequence, epoch=known.epoch, sequence=known.sequence,
-            )  # fmt: skip
+        self.loop.shown(shown)
+        self.shared.history.say(
+            "store_rolled_back", self.model, "a PNode knows a newer head than the store holds, and obeys none that is older: the next term is above both",
+            remedy="jobs and checkpoints since the backup may be missing: docs/runbooks/store-away.md",
+            shown_epoch=shown.epoch, shown_sequence=shown.sequence, epoch=known.epoch, sequence=known.sequence,
+        )  # fmt: skip
 
     async def _plan(self, digest: str) -> model_pb2.Plan:
         plan, _ = await self.loader.plan(self.model, digest)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from orchestrator.head_events import HeadTimes
 
 Place = tuple[int, int]
 """Of a head among the others: epoch and sequence."""
+MAX_AHEAD: Final[Place] = (1000, 1 << 32)
+"""No backup is so old: what lies further ahead of the store's head is no news of a store that went back."""
 
 
 @dataclass(slots=True)
@@ -25,7 +28,7 @@ class SeenHeads:
     def __init__(self, times: HeadTimes) -> None:
         self._times = times
         self.newest: Place = (0, 0)
-        """A takeover is above it."""
+        """The highest epoch, and the highest sequence, of any: a takeover is above both, since PNodes obey neither a lower epoch nor a lower sequence."""
         self.floor: Place = (0, 0)
         """What is older was read late, unless the store has gone back: then from there on the head that it has counts."""
         self._older: Watch | None = None
@@ -35,7 +38,14 @@ class SeenHeads:
 
     def learned(self, place: Place) -> None:
         """A head that counts."""
-        self.newest, self.floor = max(self.newest, place), max(self.floor, place)
+        self.newest, self.floor = _above(self.newest, place), max(self.floor, place)
+
+    def shown(self, place: Place, known: Place) -> bool:
+        """Somebody else has seen that head, while the store shows ``known``. Returns whether it is above what was seen here, and not too far to be believed."""
+        if any(one > has + most for one, has, most in zip(place, known, MAX_AHEAD, strict=True)):
+            return False
+        before, self.newest = self.newest, _above(self.newest, place)
+        return self.newest != before
 
     def unchanged(self) -> None:
         """The head that counts was read again."""
@@ -56,3 +66,7 @@ class SeenHeads:
             self.floor, self.num_back = place, self.num_back + 1
         self._older = None
         return False
+
+
+def _above(one: Place, other: Place) -> Place:
+    return max(one[0], other[0]), max(one[1], other[1])

@@ -72,38 +72,6 @@ def test_a_takeover_goes_on_with_the_plan_and_ends_the_job_once() -> None:
     asyncio.run(story())
 
 
-def test_where_only_the_head_goes_back_a_job_ends_as_it_had_ended() -> None:
-    """As where a backup is older than what was copied beside it: the job would be run once more, and end in two ways."""
-
-    async def story() -> None:
-        async with world() as made:
-            await made.submit()
-            holder = await made.running()
-            backup = made.store.peek(keys.head(MODEL))
-            for worker in made.workers:
-                worker.learn_all()
-            await made.record_all(holder)
-            await until(lambda: made.end() is not None, "the job has ended")
-            first, epoch = made.end(), holder.runtime.head.epoch if holder.runtime.head is not None else 0
-            made.store.rewind(keys.head(MODEL), backup)
-
-            def repeated() -> bool:
-                head = holder.runtime.head
-                return head is not None and head.epoch > epoch and not head.active.job_id
-
-            await until(repeated, "the head says so again")
-            assert holder.runtime.head is not None
-            assert list(holder.runtime.head.decided) == [first] == [made.end()]
-            said = {event.kind: event.reason for event in holder.shared.history.since(0, 1000)}
-            assert "had been seen" in said["store_rolled_back"]
-            assert said["term_lost"].startswith("the store went back to epoch")
-            assert "end_differs" not in said
-            await made.submit("another")
-            await until(lambda: holder.state("another") == model_pb2.JOB_STATE_RUNNING, "the next job runs")
-
-    asyncio.run(story())
-
-
 def test_a_killed_pnode_is_replaced_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The news itself begins the round, no clock."""
 

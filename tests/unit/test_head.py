@@ -16,6 +16,7 @@ from orchestrator.head_events import (
     GetFailed,
     HeadInstruction,
     HeadSeen,
+    HeadShown,
     HeadTimes,
     Landed,
     Put,
@@ -247,6 +248,29 @@ def test_a_store_that_went_back_is_told_and_followed_also_where_somebody_writes_
     when, put = take(writer, foreign(8, 302 + int(now)), "next", now + 6.0)
     assert when - now >= 9.6
     assert (head_of(put).epoch, head_of(put).sequence) == (11, 501), "higher than whatever a PNode can have obeyed"
+
+
+@pytest.mark.parametrize(("shown", "taken"), [((9, 500), (10, 501)), ((1, 500), (2, 501)), ((9, 1), (10, 2))])
+def test_a_holder_whom_pnodes_cannot_obey_begins_a_term_that_they_can(shown: tuple[int, int], taken: tuple[int, int]) -> None:
+    writer = holder()
+    out = writer.step(HeadShown(1.0, *shown))
+    assert [item for item in out if isinstance(item, TermLost)] == [
+        TermLost(1, f"PNodes know epoch {shown[0]}, sequence {shown[1]}, and obey nothing older")
+    ]
+    assert not writer.is_holder(1.0)
+    assert writer.known is not None
+    _, put = take(writer, writer.known.data, "e1", 2.0)
+    assert (head_of(put).epoch, head_of(put).sequence) == taken
+    now = 60.0
+    writer.step(PutAnswered(now, "e2"))
+    assert not [item for item in writer.step(HeadShown(now, *shown)) if isinstance(item, TermLost)]
+
+
+@pytest.mark.parametrize("shown", [(1002, 2), (2, 1 << 33), ((1 << 64) - 1, (1 << 64) - 1)])
+def test_what_no_backup_can_explain_moves_nobody(shown: tuple[int, int]) -> None:
+    writer = holder()
+    assert not [item for item in writer.step(HeadShown(1.0, *shown)) if isinstance(item, TermLost)]
+    assert writer.is_holder(1.0)
 
 
 def test_late_reads_among_newer_ones_are_no_store_that_went_back() -> None:

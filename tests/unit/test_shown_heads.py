@@ -1,0 +1,37 @@
+"""Heads that PNodes show: which of them say that the store went back."""
+
+from __future__ import annotations
+
+import pytest
+
+from dcnr.v1 import model_pb2
+from orchestrator.shown_heads import SHOWN_S, ShownHeads
+
+
+def head(epoch: int, sequence: int) -> model_pb2.Head:
+    return model_pb2.Head(epoch=epoch, sequence=sequence)
+
+
+@pytest.mark.parametrize("newer", [(9, 100), (7, 101), (5, 101)])
+def test_what_stays_above_the_stores_head_is_evidence_once(newer: tuple[int, int]) -> None:
+    shown = ShownHeads()
+    shown.shown(head(*newer), 0.0)
+    assert shown.evidence(head(7, 100), SHOWN_S, is_read=True) is None
+    assert shown.evidence(head(7, 100), SHOWN_S + 0.1, is_read=True) == head(*newer)
+    assert shown.evidence(head(7, 100), SHOWN_S + 0.2, is_read=True) is None
+
+
+def test_what_the_store_reaches_in_time_is_none() -> None:
+    shown = ShownHeads()
+    shown.shown(head(7, 101), 0.0)
+    assert shown.evidence(head(7, 101), 1.0, is_read=True) is None
+    assert shown.evidence(head(7, 100), 60.0, is_read=True) is None
+
+
+def test_while_the_store_is_not_read_nothing_follows() -> None:
+    """Somebody else wrote on meanwhile: the PNode has seen that, and this orchestrator could not."""
+    shown = ShownHeads()
+    shown.shown(head(8, 120), 0.0)
+    assert shown.evidence(head(7, 100), 60.0, is_read=False) is None
+    assert shown.evidence(head(7, 100), 60.0 + SHOWN_S / 2, is_read=True) is None
+    assert shown.evidence(head(8, 121), 60.0 + 2 * SHOWN_S, is_read=True) is None
