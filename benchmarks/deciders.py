@@ -156,7 +156,7 @@ class Witness:
             data = (await self.store.get(keys.job_end(self.model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)).data
         except NotFound:
             return None
-        end = open_end(data, self.policy)
+        end = open_end(data, self.policy, self.model, job_id)[0]
         if self.decided.get(job_id, end) != end:
             self.wrong.append(f"the end of {job_id} differs from what the head has decided")
         return end

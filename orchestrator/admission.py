@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -243,7 +244,7 @@ def _check_dataset(facts: JobFacts, dataset: DatasetManifest) -> None:
 async def record_cancel(
     envelope: identity_pb2.Envelope, *, policy: NetworkPolicy, store: ObjectStore
 ) -> tuple[model_pb2.JobCancel, bool]:
-    """The cancel object is in the store; False where it was there before. Raises Refused, NotFound, Unavailable."""
+    """The cancel object is in the store; False where one was there before. Raises Refused, NotFound, Unavailable."""
     cancel = policy.open_cancel(envelope)
     check_name(cancel.job_id)
     try:
@@ -253,4 +254,19 @@ async def record_cancel(
     data = envelope.SerializeToString(deterministic=True)
     found = await put_once(store, keys.job_cancel(cancel.model, cancel.job_id), data)
     reached("cancel.stored")
+    if found != data:
+        _require_cancel(found, cancel, policy)
     return cancel, found == data
+
+
+def _require_cancel(found: bytes, cancel: model_pb2.JobCancel, policy: NetworkPolicy) -> None:
+    """Raises Refused (``cancel_taken``): an object is written once, so whoever has the store's credentials can keep its place from others."""
+    with contextlib.suppress(Corrupt, Refused, InvalidInput):
+        other = policy.read_cancel(parse_envelope(found))
+        if (other.model, other.job_id) == (cancel.model, cancel.job_id):
+            return
+    key = keys.job_cancel(cancel.model, cancel.job_id)
+    raise Refused(
+        f"job {cancel.job_id} is not called off: in the place of that lies something that no maintainers signed for this job", code="cancel_taken",
+        remedy=f"whoever runs the store: delete {key}, change the store's credentials; then call the job off again",
+    )  # fmt: skip

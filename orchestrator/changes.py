@@ -15,6 +15,9 @@ from dcnr.v1 import model_pb2
 MAX_DECIDED: Final = 16
 """Outcomes that the head keeps; an older one leaves only when its `end` object is known to exist."""
 
+MAX_OUTCOME_BYTES: Final = 4000
+"""Of one outcome: as many as a head keeps have to fit `dcnr.limits.MAX_HEAD_BYTES`, with what else it says."""
+
 TERMINAL: Final = frozenset(
     (
         model_pb2.JOB_STATE_COMPLETED,

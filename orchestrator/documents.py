@@ -13,6 +13,7 @@ from dcnr.groups import apart, first_cause
 from dcnr.ids import Digest, digest_of
 from dcnr.ports import ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator.changes import MAX_OUTCOME_BYTES, TERMINAL
 from trust.envelope import open_single, parse, parse_envelope, seal
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
@@ -86,12 +87,19 @@ def open_manifest(data: bytes, policy: NetworkPolicy, model: str) -> model_pb2.M
     return policy.open_manifest(parse_envelope(data, limits.MAX_MANIFEST_BYTES), model)
 
 
-def open_end(data: bytes, policy: NetworkPolicy) -> model_pb2.Outcome:
-    """The outcome that a job's `end` repeats. Raises Corrupt."""
+def open_end(data: bytes, policy: NetworkPolicy, model: str, job_id: str) -> tuple[model_pb2.Outcome, str]:
+    """The outcome that the `end` of that job repeats, and who signed it. Raises Corrupt, also for the end of another job: whoever has the store's credentials
+    can copy one to any place.
+    """
     payload, signer = open_single(parse_envelope(data), identity_pb2.DOMAIN_JOB_END)
     if not policy.has_listed(signer.node_id):
         raise Corrupt("a job's end that no orchestrator of any version of the network document signed", code="wrong_signer")
-    return parse(model_pb2.JobEnd, payload).outcome
+    end = parse(model_pb2.JobEnd, payload)
+    if (end.outcome.job_id, end.network_id or policy.network_id, end.model or model) != (job_id, policy.network_id, model):
+        raise Corrupt(f"what lies in the place of the end of job {job_id} is the end of another one", code="wrong_job")
+    if end.outcome.state not in TERMINAL or end.outcome.ByteSize() > MAX_OUTCOME_BYTES:
+        raise Corrupt(f"the end of job {job_id} tells no outcome that a head can hold", code="bad_end")
+    return end.outcome, signer.node_id
 
 
 async def get_exact(store: ObjectStore, key: str, digest: str, *, max_bytes: int) -> bytes:

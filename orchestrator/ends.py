@@ -56,10 +56,11 @@ class Ends:
                 return
 
     async def _write(self, model: str, outcome: model_pb2.Outcome) -> None:
-        mine = sealed(identity_pb2.DOMAIN_JOB_END, model_pb2.JobEnd(outcome=outcome), self._key)
+        end = model_pb2.JobEnd(outcome=outcome, network_id=self._policy().network_id, model=model)
+        mine = sealed(identity_pb2.DOMAIN_JOB_END, end, self._key)
         found = await put_once(self._store, keys.job_end(model, outcome.job_id), mine.data)
         reached("end.created")
-        if found == mine.data or self._repeats(found, outcome):
+        if found == mine.data or self._repeats(model, found, outcome):
             self._jobs.ended(outcome)
             if outcome.job_id not in self._jobs.records:
                 self._seen.add(outcome.job_id)
@@ -67,8 +68,8 @@ class Ends:
             self._seen.add(outcome.job_id)
             self._history.say("end_differs", outcome.job_id, "the job's end object tells another outcome than the head")
 
-    def _repeats(self, found: bytes, outcome: model_pb2.Outcome) -> bool:
+    def _repeats(self, model: str, found: bytes, outcome: model_pb2.Outcome) -> bool:
         try:
-            return open_end(found, self._policy()) == outcome
+            return open_end(found, self._policy(), model, outcome.job_id)[0] == outcome
         except Corrupt:
             return False

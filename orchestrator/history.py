@@ -73,6 +73,7 @@ OF_JOBS: Final = frozenset(
         "job_state_changed",
         "job_ended",
         "end_differs",
+        "ended_by_removed",
         "cancel_recorded",
         "plan_made",
         "usage_recorded",

@@ -57,6 +57,7 @@ class JobBook:
         self._unread: dict[str, tuple[str, int, int]] = {}
         """Jobs of which an object cannot be read: why, how often that was so, and how many looks more pass without another try."""
         self._listed: frozenset[str] = frozenset()
+        self._ended_by_removed: dict[str, str] = {}
         self._needed, self._num_back = "", 0
         self._reading, self._looks = asyncio.Lock(), Looks(lambda: self._read("", counts=False), LOOK_S)
 
@@ -74,6 +75,13 @@ class JobBook:
     def unknown(self) -> frozenset[str]:
         """Jobs that the store lists and of which nothing is known here yet: they are not read, or not readable."""
         return self._listed - self._records.keys()
+
+    def take_ended_by_removed(self) -> Mapping[str, str]:
+        """Jobs that were open when their `end` was found, since the last call, each with the orchestrator that signed it and that the network document does not
+        list any more: it may have done so before it was removed, or after.
+        """
+        taken, self._ended_by_removed = self._ended_by_removed, {}
+        return taken
 
     async def refresh(self, needed: str = "", num_back: int = 0) -> None:
         """Lists the jobs to the last one and reads what is new; ``needed``, the active one, is tried in every look. Raises Unavailable where the store as a
@@ -162,13 +170,17 @@ class JobBook:
         """
         try:
             stored = await self._store.get(keys.job_end(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
-            return open_end(stored.data, self._policy())
+            outcome, signer = open_end(stored.data, self._policy(), self._model, job_id)
         except NotFound as error:
             raise Unavailable("its end is listed, and was not found", code="jobs_unread") from error
         except Corrupt as error:  # a newer network document may list who signed it
             if job_id == self._needed:
                 return None
             raise Unavailable(f"its end cannot be read: {error.message}", code="jobs_unread") from error
+        known = self._records.get(job_id)
+        if (job_id == self._needed or (known is not None and known.end is None)) and not self._policy().is_orchestrator(signer):
+            self._ended_by_removed[job_id] = signer
+        return outcome
 
     def ended(self, outcome: model_pb2.Outcome) -> None:
         """The job's `end` exists and is equal to this outcome."""
@@ -237,7 +249,7 @@ class JobBook:
         try:
             stored = await self._store.get(keys.job_cancel(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
             cancel = self._policy().read_cancel(parse_envelope(stored.data))
-            return (cancel.reason or "called off") if cancel.job_id == job_id else None
+            return (cancel.reason or "called off") if (cancel.model, cancel.job_id) == (self._model, job_id) else None
         except (Corrupt, Refused, InvalidInput, NotFound):
             return None
 

@@ -61,6 +61,7 @@ STORE_LOOK_S: Final = 0.5
 STORE_TROUBLE_S: Final = 3.0
 """A store that answers (or does not) for so long is told to be back (or away); shorter troubles are nobody's business."""
 UNLISTED: Final = "the network document does not list this orchestrator: it decides nothing"
+ENDED_BY_REMOVED: Final = "an orchestrator that is listed no longer signed its end, before it was removed or after: if after, change the store's credentials"
 DRIFT_S: Final = 30.0
 """How long a store that goes back is told only once."""
 
@@ -387,6 +388,8 @@ class ModelRuntime:
                 self.jobs_trouble = next(
                     (f"job {name} cannot be read: {why}" for name, why in sorted(self.jobs.unread.items())), ""
                 )
+                for job_id, signer in self.jobs.take_ended_by_removed().items():
+                    self.shared.history.say("ended_by_removed", job_id, ENDED_BY_REMOVED, signed_by=signer, model=self.model)
                 if self._active not in self.jobs.unread:
                     self._jobs_read_at = started
                 await self.releases.refresh()

@@ -230,7 +230,7 @@ class ControlCheckers(VolunteerCheckers):
             data = store.peek(keys.job_end(MODEL, name))
             world.require(data is not None, "job_lost", f"{name} has no end")
             assert data is not None
-            end = open_end(data, world.community.policy)
+            end = open_end(data, world.community.policy, MODEL, name)[0]
             world.require(
                 self._decided.get(name) == end, "one_outcome", f"{name} ends as {end}, decided was {self._decided.get(name)}"
             )

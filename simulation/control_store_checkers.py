@@ -61,7 +61,7 @@ class StoreCheckers:
         world = self._world
         world.require(new is not None and old in (None, new), "one_outcome", f"the end of {job_id} was changed")
         assert new is not None
-        outcome = open_end(new, world.community.policy)
+        outcome = open_end(new, world.community.policy, MODEL, job_id)[0]
         decided = self._decided.get(job_id)
         world.require(decided == outcome, "act_after", f"the end of {job_id} is written, the head had decided {decided}")
 

@@ -830,6 +830,12 @@ class JobEnd(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTCOME_FIELD_NUMBER: _builtins.int
+    NETWORK_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    network_id: _builtins.str
+    """only valid here; empty: written before ends said so"""
+    model: _builtins.str
+    """of which model the job is; empty as above"""
     @_builtins.property
     def outcome(self) -> Global___Outcome:
         """equal to the one in `decided`; the rest of the object carries no decision"""
@@ -838,10 +844,12 @@ class JobEnd(_message.Message):
         self,
         *,
         outcome: Global___Outcome | None = ...,
+        network_id: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "network_id", b"network_id", "outcome", b"outcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

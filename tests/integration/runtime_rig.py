@@ -150,7 +150,7 @@ class World:
 
     def end(self, job: str = JOB) -> model_pb2.Outcome | None:
         data = self.store.peek(keys.job_end(MODEL, job))
-        return open_end(data, self.policy) if data is not None else None
+        return open_end(data, self.policy, MODEL, job)[0] if data is not None else None
 
 
 @contextlib.asynccontextmanager

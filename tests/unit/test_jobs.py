@@ -11,7 +11,7 @@ from dcnr import limits
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from membership.network_time import NetworkTime
-from orchestrator.changes import MAX_DECIDED, Activate, Decide, MoveJob, NameManifest, apply
+from orchestrator.changes import MAX_DECIDED, MAX_OUTCOME_BYTES, Activate, Decide, MoveJob, NameManifest, apply
 from orchestrator.costs import StageCost
 from orchestrator.exits import ExitBook
 from orchestrator.jobs import (
@@ -250,6 +250,8 @@ def test_a_head_with_the_longest_of_everything_is_read_again(letter: str) -> Non
         assert called_off.reason
         assert called_off.reason == letter * len(called_off.reason), "no letter is cut in two"
         ended.reason = called_off.reason
+        assert ended.ByteSize() <= MAX_OUTCOME_BYTES, "what is read again has to fit as well"
+        ended.reason += letter * ((MAX_OUTCOME_BYTES - ended.ByteSize()) // len(letter.encode()))
         assert apply(Decide(ended.SerializeToString()), full) == ""
     full.active.job_id = "j" * 63
     sealed = seal(identity_pb2.DOMAIN_HEAD, full, NodeKey.generate()).SerializeToString(deterministic=True)

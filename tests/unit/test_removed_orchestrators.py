@@ -47,7 +47,7 @@ def manifest(key: NodeKey) -> bytes:
 
 
 def end(key: NodeKey) -> bytes:
-    message = model_pb2.JobEnd(outcome=model_pb2.Outcome(state=model_pb2.JOB_STATE_COMPLETED))
+    message = model_pb2.JobEnd(outcome=model_pb2.Outcome(job_id="j", state=model_pb2.JOB_STATE_COMPLETED))
     return sealed(identity_pb2.DOMAIN_JOB_END, message, key).data
 
 
@@ -74,13 +74,14 @@ def test_what_was_signed_while_listed_stays_readable(key: NodeKey, tmp_path: Pat
     assert open_manifest(manifest(key), POLICY, "m").number == 4
     assert open_plan(plan(key), POLICY, "m").holder == key.node_id
     assert stored_plan(plan(key), tmp_path).holder == key.node_id
-    assert open_end(end(key), POLICY).state == model_pb2.JOB_STATE_COMPLETED
+    outcome, signer = open_end(end(key), POLICY, "m", "j")
+    assert (outcome.state, signer) == (model_pb2.JOB_STATE_COMPLETED, key.node_id)
     assert open_stored_head(head(key), POLICY, "m", None).epoch == 3
 
 
 def test_one_that_no_version_listed_is_refused(tmp_path: Path) -> None:
     for refused in (
-        lambda: open_manifest(manifest(NEVER), POLICY, "m"), lambda: open_plan(plan(NEVER), POLICY, "m"), lambda: open_end(end(NEVER), POLICY),
+        lambda: open_manifest(manifest(NEVER), POLICY, "m"), lambda: open_plan(plan(NEVER), POLICY, "m"), lambda: open_end(end(NEVER), POLICY, "m", "j"),
         lambda: stored_plan(plan(NEVER), tmp_path), lambda: open_stored_head(head(NEVER), POLICY, "m", None),
         lambda: open_stored_head(head(NEVER, REMOVED), POLICY, "m", None), lambda: open_stored_head(head(REMOVED, STAYS), POLICY, "m", None),
     ):  # fmt: skip
