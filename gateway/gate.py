@@ -151,6 +151,7 @@ class Gate:
             await self._access.meet(asked)
             admitted = self._access.admit(asked)
             self._access.check_signature(asked, admitted, b"")
+            scope.setdefault("state", {})[KEY] = admitted.key
         except RestError as error:
             await deny(send, error)
             self._access.note(admitted, "GET", scope["path"][:MAX_PATH], error.status)

@@ -232,6 +232,13 @@ class KeyRing:
         same = hmac.compare_digest(hash_of(text, salt), wanted)
         return found if same else None
 
+    def stays(self, key: Key | None) -> bool:
+        """Whether who was let in with that key, or without one, would be let in with it now: it has not expired, and was neither revoked nor rotated."""
+        if key is None:
+            return True
+        now = self._keys.get(key.id)
+        return now is not None and now.hash == key.hash and now.holds(self._clock.wall())
+
     def note(self, use: Use) -> None:
         """Queues one use; where the disk takes nothing for long, the oldest are lost."""
         self._uses.append(use)

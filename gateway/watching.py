@@ -15,7 +15,7 @@ from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from gateway.context import Context
 from gateway.errors import RestError, from_typed
 from gateway.feeds import Feed, Frame, Item, Overtaken, Source
-from gateway.gate import deny
+from gateway.gate import KEY, deny
 from gateway.reading import JobId, read_stats
 from gateway.shapes import shown
 from gateway.stats import ENDED
@@ -121,7 +121,11 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await push(send, f"retry: {RETRY_MS}\n\n".encode())
             await follow(
-                feed, self._last_id, lambda frame: push(send, frame.sse() if frame is not None else b": here\n\n"), listening
+                feed,
+                self._last_id,
+                lambda frame: push(send, frame.sse() if frame is not None else b": here\n\n"),
+                listening,
+                _still(self._context, scope),
             )
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (TimeoutError, Overtaken) as error:
@@ -133,10 +137,16 @@ class EventStream(Response):
             self._context.feeds.leave(feed)
 
 
-async def follow(feed: Feed, last_id: str, tell: Tell, listening: asyncio.Task[None]) -> None:
-    """Tells what the feed tells until it ends or the client is gone. Raises Overtaken, and what ``tell`` raises."""
+def _still(context: Context, scope: Any) -> Callable[[], bool]:
+    """Says whether who asked would still be let in."""
+    key = scope["state"].get(KEY)
+    return lambda: context.ring.stays(key)
+
+
+async def follow(feed: Feed, last_id: str, tell: Tell, listening: asyncio.Task[None], still: Callable[[], bool]) -> None:
+    """Tells what the feed tells until it ends, the client is gone, or it may not watch any more. Raises Overtaken, and what ``tell`` raises."""
     sought, place, version = last_id, feed.place(""), 0
-    while not listening.done():
+    while not listening.done() and still():
         news = asyncio.ensure_future(feed.news())
         frames: list[Frame] = []
         try:
@@ -169,7 +179,7 @@ async def watch_socket(context: Context, socket: WebSocket, name: str, source: S
     try:
         await socket.accept()
         listening = asyncio.create_task(gone(socket.receive))
-        await follow(feed, last_id, tell, listening)
+        await follow(feed, last_id, tell, listening, _still(context, socket.scope))
         if not listening.done():
             await socket.close()
     except (TimeoutError, Overtaken) as error:

@@ -25,6 +25,7 @@ from dcnr.errors import for_others
 from dcnr.logs import vnode_in
 from dcnr.ports import Clock
 from dcnr.v1 import common_pb2
+from orchestrator.beat_bounds import shown_text
 from orchestrator.results import Kind, Result
 from orchestrator.track import MAX_PER_NODE
 
@@ -120,11 +121,11 @@ class History:
     def heard(self, reporter: str, event: common_pb2.Event) -> None:
         """Records what a PNode says happened there; its own number becomes a fact."""
         copy = common_pb2.Event(
-            kind=event.kind[:64], subject=event.subject[:128], reason=event.reason[:MAX_TEXT], reporter=reporter,
+            kind=shown_text(event.kind, 64), subject=shown_text(event.subject, 128), reason=shown_text(event.reason, MAX_TEXT), reporter=reporter,
             time_unix_ms=event.time_unix_ms,
         )  # fmt: skip
         for name in sorted(event.facts)[:MAX_HEARD_FACTS]:
-            copy.facts[name[:64]] = event.facts[name][:MAX_HEARD_TEXT]
+            copy.facts[shown_text(name, 64)] = shown_text(event.facts[name], MAX_HEARD_TEXT)
         copy.facts["number"] = str(event.sequence)
         self._append(copy)
 

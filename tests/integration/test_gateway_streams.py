@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 import httpx
 import pytest
 from gateway_rig import Town, cancelled, in_base64, town
+from service_rig import CLOCK
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from dcnr.settings import GatewaySettings
 from gateway.feeds import KEPT, Feed, Item, Overtaken
+from gateway.keys import FILE, KeyFile
 from gateway.server import bound
 
 JOB = "watched"
@@ -160,6 +163,27 @@ def test_a_stream_ends_with_its_job(here: Town) -> None:
             assert other.post(f"/v1/jobs/{JOB}/cancel", json=in_base64(cancelled(here, JOB, here.maintainer))).json()["recorded"]
         last = list(told)[-1]
     assert (last["event"], last["data"]["state"]) == ("end", "JOB_STATE_CANCELLED")
+
+
+@pytest.mark.parametrize("ends", ["revoke", "rotate"])
+def test_a_stream_ends_with_the_key_that_it_was_opened_with(here: Town, ends: str) -> None:
+    """Whoever had a key once would else hear of everything for as long as its connection lives."""
+    key = here.key()
+    file, key_id = KeyFile(here.home / FILE), key[5:13]
+    with here.client(key) as client, watch(client, "/v1/events") as stream:
+        told = events(stream.iter_lines())
+        next(item for item in told if item.get("event") == "stats")
+        with connect(
+            f"{here.url.replace('http://', 'ws://')}/v1/events", additional_headers={"Authorization": f"Bearer {key}"}
+        ) as socket:
+            socket.recv()
+            file.revoke(key_id, CLOCK.wall()) if ends == "revoke" else file.rotate(key_id, secrets.token_bytes)
+            until = CLOCK.monotonic() + 30.0
+            for _ in told:
+                assert CLOCK.monotonic() < until, "it goes on"
+            for _ in socket:
+                assert CLOCK.monotonic() < until, "it goes on"
+        assert client.get("/v1/events").status_code == 401
 
 
 def test_who_falls_out_of_the_ring_is_overtaken() -> None:

@@ -35,6 +35,18 @@ def test_events_go_on_where_they_stopped(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_what_a_pnode_says_is_kept_in_printable_lines() -> None:
+    """Else one machine's words could pass for lines of another's, or steer the terminal of whoever reads them."""
+    history = History(None, "me", SystemClock())
+    bad = "well\nplan 9  in force\x1b[2J\u202e"
+    history.heard("pnode", common_pb2.Event(kind=bad, subject=bad, reason=bad, facts={bad: bad * 1000}))
+    [event] = history.since(0, 10)
+    said = [event.kind, event.subject, event.reason, *event.facts.keys(), *event.facts.values()]
+    assert len(said) == 7, "and its own number"
+    assert all(text.isprintable() for text in said)
+    assert max(map(len, said)) <= MAX_TEXT
+
+
 def test_nothing_longer_is_logged_than_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What others say is in it."""
     lines: list[dict[str, object]] = []
