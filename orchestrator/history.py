@@ -270,16 +270,23 @@ class History:
         return self._connect(str(path))
 
     def _connect(self, target: str) -> int:
-        self._database = sqlite3.connect(target, isolation_level=None, check_same_thread=False)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute("PRAGMA synchronous=NORMAL")
-        self._database.executescript(_SCHEMA)
-        (newest,) = self._database.execute("SELECT COALESCE(MAX(sequence), 0) FROM events").fetchone()
+        database = sqlite3.connect(target, isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=NORMAL")
+            database.executescript(_SCHEMA)
+            (newest,) = database.execute("SELECT COALESCE(MAX(sequence), 0) FROM events").fetchone()
+        except sqlite3.Error:
+            database.close()
+            raise
+        self._database = database
         return int(newest)
 
     def _write(self, rows: Sequence[_Row]) -> None:
         try:
             try:
+                if self._database is None and self._path is not None:  # a file that could not be begun anew then
+                    self._connect(str(self._path))
                 self._write_rows(rows)
             except sqlite3.DatabaseError as error:
                 if self._path is None or not _is_damage(error):

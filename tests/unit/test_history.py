@@ -79,6 +79,14 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def _overwrite(path: Path) -> None:
+    """All pages but the first."""
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 4096))
+
+
 def test_a_file_that_is_damaged_while_it_is_used_is_begun_anew_and_told_once(tmp_path: Path) -> None:
     """Pages are overwritten below the open connection; what waits is written into the new file."""
 
@@ -90,10 +98,7 @@ def test_a_file_that_is_damaged_while_it_is_used_is_begun_anew_and_told_once(tmp
             history.say("before", "me", "x" * 400, number=number)
         await history.flush()
         await history.close()
-        size = path.stat().st_size
-        with path.open("r+b") as file:
-            file.seek(4096)
-            file.write(b"\xff" * (size - 4096))
+        _overwrite(path)
         again = History(path, "me", SystemClock())
         await again.open()
         for number in range(50):
@@ -106,6 +111,41 @@ def test_a_file_that_is_damaged_while_it_is_used_is_begun_anew_and_told_once(tmp
         database = sqlite3.connect(path)
         assert database.execute("SELECT COUNT(*) FROM events WHERE kind = 'after'").fetchone()[0] > 0
         database.close()
+
+    asyncio.run(story())
+
+
+def test_a_damaged_file_that_cannot_be_set_aside_is_told_and_begun_anew_as_soon_as_it_can(tmp_path: Path) -> None:
+    """A disk that damages files takes nothing for a while either: from then on every event was lost without a word, until a restart."""
+
+    async def story() -> None:
+        path, aside = tmp_path / "history.db", tmp_path / "history.damaged"
+        history = History(path, "me", SystemClock())
+        await history.open()
+        for number in range(50):
+            history.say("before", "me", "x" * 400, number=number)
+        await history.flush()
+        aside.mkdir()
+        other = sqlite3.connect(path)  # what is cached of the file counts no more after another's write
+        other.execute("UPDATE events SET reason = ''")
+        other.commit()
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        other.close()
+        _overwrite(path)
+        for number in range(3):
+            history.say("lost", "me", "y" * 400, number=number)
+            await history.flush()
+        assert [event.kind for event in history.since(0, 100)].count("history_not_written") == 1
+        dropped = history.num_dropped
+        assert dropped > 1
+        aside.rmdir()
+        history.say("after", "me", "")
+        await history.close()
+        with sqlite3.connect(path) as database:
+            kinds = [row[0] for row in database.execute("SELECT kind FROM events ORDER BY sequence")]
+        database.close()
+        assert "after" in kinds
+        assert history.num_dropped == dropped
 
     asyncio.run(story())
 
