@@ -15,7 +15,7 @@ from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, Sta
 from dcnr.ids import check_name
 from dcnr.ports import ObjectStore
 from dcnr.v1 import identity_pb2, model_pb2
-from orchestrator.documents import put_once
+from orchestrator.documents import open_end, put_once
 from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
 
@@ -41,7 +41,7 @@ async def record_pause(
             remedy=f"say it in {MAX_REASON} characters at most",
         )
     model, job_id = check_name(pause.model), check_name(pause.job_id)
-    await _check_open(store, model, job_id)
+    await _check_open(store, policy, model, job_id)
     newest = await newest_pause(store, policy, model, job_id, await _numbers(store, model, job_id))
     number = newest.number + 1 if newest is not None else 1
     has_missed_some = pause.number > number  # whoever signed it knew later statements than this look has shown
@@ -99,14 +99,15 @@ async def _numbers(store: ObjectStore, model: str, job_id: str) -> list[int]:
     return [number for row in rows if (number := number_in(row.key.removeprefix(prefix))) is not None]
 
 
-async def _check_open(store: ObjectStore, model: str, job_id: str) -> None:
+async def _check_open(store: ObjectStore, policy: NetworkPolicy, model: str, job_id: str) -> None:
     try:
         await store.head(keys.job_request(model, job_id))
     except NotFound as error:
         raise NotFound(f"there is no job {job_id}", code="job_not_found", remedy="dcnr job list shows all jobs") from error
     try:
-        await store.head(keys.job_end(model, job_id))
-    except NotFound:
+        stored = await store.get(keys.job_end(model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
+        open_end(stored.data, policy, model, job_id)
+    except (NotFound, Corrupt):  # whoever holds the store's keys can put anything there
         return
     raise Stale(f"job {job_id} has ended", code="job_ended", remedy=f"dcnr job watch {job_id} says how")
 

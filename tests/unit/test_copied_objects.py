@@ -8,11 +8,12 @@ import pytest
 from test_jobbook import ALICE, FIRST, HOLDER, Shelf
 
 from dataservice import keys
-from dcnr.errors import Refused
+from dcnr.errors import Refused, Stale
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.admission import record_cancel
 from orchestrator.changes import MAX_OUTCOME_BYTES
 from orchestrator.documents import sealed
+from orchestrator.pauses import record_pause
 from trust.amendment import Changes, amend
 from trust.envelope import seal
 from trust.identity import NodeKey
@@ -109,3 +110,17 @@ def test_a_fresh_orchestrator_tells_of_such_an_end_of_the_job_that_the_head_has_
     shelf.store.rewind(keys.job_end("m", "active"), end("active"))
     asyncio.run(shelf.book.refresh("active"))
     assert shelf.book.take_ended_by_removed() == {"active": HOLDER.node_id}
+
+
+@pytest.mark.parametrize("lies_there", [b"no end", end("another")])
+def test_a_running_job_is_paused_whatever_lies_in_the_place_of_its_end(lies_there: bytes) -> None:
+    """The head knows that it has not ended; its maintainers heard that it had, and it went on."""
+    shelf = Shelf()
+    shelf.submit("mine")
+    pause = model_pb2.JobPause(network_id=FIRST.network_id, model="m", job_id="mine", paused=True, number=1)
+    envelope = seal(identity_pb2.DOMAIN_JOB_PAUSE, pause, ALICE)
+    shelf.store.rewind(keys.job_end("m", "mine"), end("mine"))
+    with pytest.raises(Stale):
+        asyncio.run(record_pause(envelope, policy=FIRST, store=shelf.store))
+    shelf.store.rewind(keys.job_end("m", "mine"), lies_there)
+    assert asyncio.run(record_pause(envelope, policy=FIRST, store=shelf.store)) == (pause, True)

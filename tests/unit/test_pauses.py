@@ -14,6 +14,7 @@ from dcnr.sdk import pausing
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from orchestrator import pauses
+from orchestrator.documents import sealed
 from orchestrator.pauses import is_paused, newest_pause, number_in, record_pause
 from trust.envelope import seal
 from trust.identity import NodeKey
@@ -158,7 +159,9 @@ def test_strangers_other_jobs_and_ended_ones_are_refused(books: Books) -> None:
     assert unsigned.value.code == "unsigned_job"
     with pytest.raises(NotFound):
         books.say(books.envelope(1, True, job="job-2"))
-    asyncio.run(books.store.put(keys.job_end(MODEL, JOB), b"end"))
+    outcome = model_pb2.Outcome(job_id=JOB, state=model_pb2.JOB_STATE_COMPLETED)
+    end = sealed(identity_pb2.DOMAIN_JOB_END, model_pb2.JobEnd(outcome=outcome), STRANGER)
+    asyncio.run(books.store.put(keys.job_end(MODEL, JOB), end.data))
     with pytest.raises(Stale) as ended:
         books.say(books.envelope(1, True))
     assert ended.value.code == "job_ended"
