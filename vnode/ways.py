@@ -14,7 +14,7 @@ from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
 from dcnr.units import Share, split
 from vnode.replica_config import ReplicaConfig
-from vnode.vocabulary import Lane
+from vnode.vocabulary import TRAIN_LANE, Lane
 
 _NONE = IntervalSet.empty()
 
@@ -78,7 +78,11 @@ class Edge:
         others = tuple(share for share in self._shares if share.replica not in away)
         asked = others if any(share.weight > 0 for share in others) else self._shares
         self._passed_over, self._shared_out = away, (_NONE, {})
-        self.owned = split(asked, config.num_batches, config.unit_batches)
+        before, self.owned = self.owned, split(asked, config.num_batches, config.unit_batches)
+        for replica, lanes in self.ways.items():
+            stated = lanes.get(TRAIN_LANE)
+            if stated is not None and stated.needed & before.get(replica, _NONE) - self.owned.get(replica, _NONE):
+                stated.at_s = float("-inf")  # it would go on with what others are asked for from now on
 
     @property
     def num_owners(self) -> int:

@@ -91,3 +91,18 @@ def test_what_came_from_the_one_in_its_place_is_learned_and_asked_of_nobody_more
     batch = OWED[LOST].lowest() or 0
     learn(core, batch, 1.5)
     assert asked(core.handle(ev.EdgeUp(4.0, 0, Peer(LOST, 1))))[LOST] == OWED[LOST] - span(batch, batch + 1)
+
+
+def test_who_was_asked_in_its_place_hears_at_once_that_the_way_is_open_again() -> None:
+    core = behind(*NAMES[:3])
+    broken(core, LOST)
+    others = asked(core.handle(ev.EdgeUp(1.2, 0, Peer(LOST, 1))))
+    assert others == {name: OWED[name] for name in NAMES[:3]}, "else they would compute what it owes until the next repetition"
+
+
+def test_who_owes_less_by_a_newer_plan_hears_it_at_once() -> None:
+    core = behind(*NAMES[:2])
+    later = split((*SHARES, Share(NAMES[3], 1.0)), NUM_BATCHES, 1)
+    core.handle(ev.EdgeUp(0.0, 0, Peer(NAMES[2], 1)))
+    core.handle(ev.EdgeUp(0.0, 0, Peer(NAMES[3], 1)))
+    assert asked(planned(core, (*SHARES, Share(NAMES[3], 1.0)))) == later
