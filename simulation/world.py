@@ -9,7 +9,7 @@ from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
 from dcnr.ports import Random
 from dcnr.tempo import Tempo
-from dcnr.units import owned
+from dcnr.units import owned, owner_of
 from simulation.arithmetic import State
 from simulation.authority import Authority
 from simulation.checkers import Checkers
@@ -209,6 +209,10 @@ class Simulation:
         """The batches that it has to learn, by the newest plan."""
         shares = self.authority.shares(shell.vnode)
         return owned(shell.replica, shares, self.knobs.num_batches, self.knobs.unit_batches)
+
+    def owner(self, vnode: str, batch: int) -> ReplicaId | None:
+        """Who has to learn a batch, by the newest plan."""
+        return owner_of(batch // self.knobs.unit_batches, self.authority.shares(vnode))
 
     def fail(self, checker: str, message: str) -> NoReturn:
         """Raises Violation with everything needed to see it again."""

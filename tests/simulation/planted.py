@@ -217,6 +217,19 @@ def everything_is_asked_of_everyone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Edge, "asked", asked)
 
 
+def others_are_asked_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """Rule 2: whoever was asked in another one's place still is when the way to that one is open again."""
+    up = Edge.up
+
+    def stays(self: Edge, replica: ReplicaId, config: ReplicaConfig) -> None:
+        away = self._away
+        up(self, replica, config)
+        self._away = away
+        self._pass_over(away, config)
+
+    patch.setattr(Edge, "up", stays)
+
+
 def learns_what_others_own(patch: pytest.MonkeyPatch) -> None:
     """Rule 2: a contributor needs everything that it has not learned, not its own units."""
 

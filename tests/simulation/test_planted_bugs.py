@@ -33,6 +33,7 @@ PLANTED = [
 
 PLANTED_BETWEEN_REPLICAS = [
     (planted.everything_is_asked_of_everyone, "recompute"),
+    (planted.others_are_asked_for_ever, "recompute"),
     (planted.learns_what_others_own, "wasted"),
     (planted.floor_over_what_others_own, "liveness"),
     (planted.overlap_is_kept, "exactly_once"),
@@ -53,7 +54,8 @@ PLANTED_BETWEEN_REPLICAS = [
 FOUND = {
     "begins_before_it_is_due": 2,
     "mode_of_the_computation": 1, "no_resend_time": 3, "needs_are_quiet": 11, "dead_replica_pins_the_floor": 1, "full_join_refuses": 22,
-    "requests_do_not_join": 4, "everything_is_asked_of_everyone": 9, "learns_what_others_own": 9, "floor_over_what_others_own": 9,
+    "requests_do_not_join": 4, "everything_is_asked_of_everyone": 9, "others_are_asked_for_ever": 57, "learns_what_others_own": 9,
+    "floor_over_what_others_own": 9,
     "overlap_is_kept": 53, "merged_delta_is_kept": 3, "older_anchor_counts": 59, "no_last_delta": 31, "unanswered_is_merged": 27,
     "learns_while_a_delta_is_open": 3, "idleness_asks_over_a_delta": 81,
     "merge_tested_when_queued": 53, "repeated_delta_is_merged_again": 21, "answered_with_an_older_anchor": 15,
