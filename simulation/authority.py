@@ -118,6 +118,22 @@ class Authority:
             self._place(vnode, fresh, weight)
         self.spread()
 
+    def lose(self, shell: ReplicaShell, newcomer_s: float) -> None:
+        """As orchestrators do where a machine is gone: its siblings, of which one lives, owe what it owed from this plan on. A replica with a number
+        of its own comes ``newcomer_s`` later, by a plan of its own.
+        """
+        vnode, successor = shell.vnode, self.successor(shell)
+        weight = self.members[vnode].pop(shell.replica).weight
+        if self.primary[vnode] == shell.replica and successor is not None:
+            self.primary[vnode] = successor.replica
+
+        def another() -> None:
+            self._place(vnode, self._new_id(vnode), weight)
+            self.spread()
+
+        self.spread()
+        self._world.kernel.after(newcomer_s, another)
+
     def successor(self, dead: ReplicaShell) -> ReplicaShell | None:
         """The live sibling that has learned most; None where the newest checkpoint holds more."""
         best = max(self._siblings(dead), key=lambda shell: (len(shell.state.lineage), shell.replica), default=None)
