@@ -21,6 +21,8 @@ MAX_FAULTS: Final = 10_000
 MAX_VICTIMS: Final = 1_000
 MAX_FILE_CHARS: Final = 4_000_000
 MAX_LENGTH_S: Final = 24 * 3600.0
+MAX_NUMBER: Final = 1e18
+"""Whatever is said of a recipe can be worked out with numbers up to here."""
 CALM_S: Final = 5.0
 _DIGITS: Final = 3
 
@@ -162,9 +164,10 @@ def _down_at_once(faults: Sequence[Fault], rest_s: float) -> int:
 def check_recipe(recipe: Recipe) -> None:
     """Raises InvalidInput (``bad_recipe``) for numbers that mean nothing together."""
     numbers = [getattr(recipe, item.name) for item in fields(recipe)]
+    if not all(abs(number) <= MAX_NUMBER for number in numbers):
+        raise InvalidInput(f"a number is not finite, or beyond {MAX_NUMBER:g}", code="bad_recipe")
     shares = (recipe.kill_share, recipe.partition_share, recipe.pause_share)
     problems = {
-        "a number is not finite": not all(math.isfinite(number) for number in numbers),
         "the shares of the mix do not sum to 1": min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6),
         "there is nobody to befall": not 1 <= recipe.num_victims <= MAX_VICTIMS,
         "the run has no length, or more than a day": recipe.pairs < 1 or not 0 < recipe.length_s <= MAX_LENGTH_S,

@@ -8,7 +8,7 @@ batch that was sent counts as on its way until a Need, heard at least the resend
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId, VNodeId, vnode_of
@@ -155,11 +155,12 @@ class Outlet:
         return known.target if known else None
 
     def needs(self, event: NeedHeard) -> None:
-        """Takes over a newer Need; an empty one ends an evaluation lane."""
-        link = self._links.get(event.link)
-        if link is None or event.sequence <= link.need_sequence or not self._config.size(event.lane):
+        """Takes over a newer Need, as far as the lane goes; an empty one ends an evaluation lane."""
+        link, size = self._links.get(event.link), self._config.size(event.lane)
+        if link is None or event.sequence <= link.need_sequence or not size:
             return
         link.need_sequence = event.sequence
+        event = replace(event, wanted=event.wanted.below(size), forward_only=event.forward_only.below(size))
         if not (event.wanted or event.forward_only or event.lane.is_train):
             link.asks.pop(event.lane, None)
             return

@@ -108,6 +108,22 @@ def test_who_asks_for_what_it_says_is_durable_stops_nobody() -> None:
     assert not story.forwarded, "nobody lacks any of it"
 
 
+@pytest.mark.parametrize(
+    "sets", [{"wanted": IntervalSet.span(0, 2**61)}, {"forward_only": IntervalSet.span(NUM_BATCHES - 1, 2**61)}]
+)
+def test_batches_that_the_job_does_not_have_are_asked_of_nobody_whoever_asks_for_them(sets: dict[str, IntervalSet]) -> None:
+    core = ReplicaCore(config(), IntervalSet.span(0, NUM_BATCHES), 0.0)
+    core.handle(ev.PlanChanged(0.0, {}, frozenset({NEXT}), 100))
+    core.handle(ev.LinkUp(0.0, 1, Peer(NEXT, 1)))
+    asked = {"wanted": NONE, "forward_only": NONE, "evicted": IntervalSet.span(0, 2**61)} | sets
+    core.handle(ev.WindowHeard(0.0, 1, 1, TRAIN_LANE, 2**61))
+    out = core.handle(ev.NeedHeard(0.0, 1, 1, TRAIN_LANE, **asked))
+    core.check()
+    read = [item.batch for item in out if isinstance(item, ev.ReadInput)]
+    assert read
+    assert max(read) < NUM_BATCHES
+
+
 def test_what_another_successor_lacks_is_computed_whatever_the_first_says() -> None:
     """Goal: a word about oneself takes nothing from others."""
     other = ReplicaId("next.1")

@@ -80,6 +80,7 @@ def test_a_contradiction_is_refused_with_its_name(code: str, faults: list[Fault]
         {"kill_share": 0.9}, {"kill_share": -0.2, "partition_share": 1.02}, {"num_victims": 0}, {"pairs": 0}, {"window_s": 0.0},
         {"window_s": 15.0}, {"faults_per_hour": -1.0}, {"shortest_s": 20.0}, {"shortest_s": 0.0}, {"rest_s": -1.0}, {"max_down": 5},
         {"window_s": float("inf")}, {"pairs": 10_000}, {"faults_per_hour": 1e9},
+        {"faults_per_hour": 1e308}, {"pairs": 10**400}, {"seed": 10**400}, {"num_victims": 10**400}, {"rest_s": float("nan")},
     ],
 )  # fmt: skip
 def test_a_recipe_that_means_nothing_is_refused(change: dict[str, Any]) -> None:
@@ -115,6 +116,7 @@ def test_without_partitions_their_share_goes_to_the_others() -> None:
         lambda table: table | {"faults": [[61.0, "kill", True, 0.0]]},
         lambda table: table | {"faults": 3},
         lambda table: [table],
+        lambda table: table | {"faults": [[10**400, "kill", 0, 0.0]]},
     ],
 )
 def test_a_file_of_another_form_is_refused(damage: Any) -> None:
@@ -122,6 +124,14 @@ def test_a_file_of_another_form_is_refused(damage: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         from_json(json.dumps(damage(table)))
     assert caught.value.code == "bad_schedule"
+
+
+@pytest.mark.parametrize("name", ["pairs", "seed", "num_victims"])
+def test_a_file_with_a_number_that_no_machine_can_count_to_is_refused(name: str) -> None:
+    table = json.loads(to_json(make_schedule(MADE)))
+    with pytest.raises(InvalidInput) as caught:
+        from_json(json.dumps(table | {"recipe": table["recipe"] | {name: 10**400}}))
+    assert caught.value.code == "bad_recipe"
 
 
 def test_the_first_pairs_of_a_schedule_are_a_schedule() -> None:
