@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dcnr.errors import Corrupt, DcnrError, RemoteFault
-from dcnr.ids import number_of
+from dcnr.ids import ReplicaId, number_of, vnode_of
 from dcnr.v1 import orchestrator_pb2
 from orchestrator.jobs import intervals
 from orchestrator.view import ModelView
@@ -62,7 +62,11 @@ class Reported:
             if view is not None:
                 failed = orchestrator_pb2.ASSIGNMENT_STATE_FAILED
                 counted.replicas.add(
-                    replica=report.replica, vnode=report.vnode, incarnation=report.incarnation, state=failed, reason=error.message
+                    replica=report.replica,
+                    vnode=vnode_of(ReplicaId(report.replica)),
+                    incarnation=report.incarnation,
+                    state=failed,
+                    reason=error.message,
                 )
             key = pnode_id, report.replica if view is not None else "", error.code
             if key not in self._told:
@@ -77,9 +81,12 @@ class Reported:
         self, view: ModelView | None, beat: orchestrator_pb2.Beat, report: orchestrator_pb2.ReplicaReport
     ) -> DcnrError | None:
         """Why a report does not count; None where it does. ``view``: whose plan gives the replica to that PNode."""
+        if view is None and self._is_of_no_plan(beat, report.replica):
+            return RemoteFault("it reports a replica that no plan has named", code="unknown_replica")
+        if report.vnode != vnode_of(ReplicaId(report.replica)):
+            return RemoteFault("it reports a replica under another VNode's name", code="wrong_vnode")
         if view is None:  # nobody reads its batches before it is held against the plan that gave it
-            strange = self._is_of_no_plan(beat, report.replica)
-            return RemoteFault("it reports a replica that no plan has named", code="unknown_replica") if strange else None
+            return None
         try:
             learned = [intervals(sets) for sets in (report.lineage, report.unmerged, report.durable)]
         except Corrupt as error:

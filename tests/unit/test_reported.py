@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dcnr.errors import RemoteFault
+from dcnr.ids import ReplicaId, vnode_of
 from dcnr.intervals import END, IntervalSet
 from dcnr.v1 import common_pb2, model_pb2, orchestrator_pb2
 from orchestrator.attach import AttachService, _Stream
@@ -58,7 +59,7 @@ def span(first: int, end: int) -> common_pb2.IntervalSet:
 
 
 def report(replica: str = "v.6", **fields: Any) -> orchestrator_pb2.ReplicaReport:
-    return orchestrator_pb2.ReplicaReport(replica=replica, vnode="v", **{"state": ACTIVE, **fields})
+    return orchestrator_pb2.ReplicaReport(replica=replica, **{"vnode": vnode_of(ReplicaId(replica)), "state": ACTIVE, **fields})
 
 
 def beat(*reports: orchestrator_pb2.ReplicaReport, plan_digest: str = PLAN) -> orchestrator_pb2.Beat:
@@ -97,6 +98,14 @@ def test_batches_that_the_job_does_not_have_fail_that_replica_alone_and_are_told
     assert not any(sets.intervals for sets in (failed.lineage, failed.unmerged, failed.durable))
     assert failed.num_learned == 0
     assert reported.counted(LIAR, said)[1] == [], "once"
+
+
+@pytest.mark.parametrize("name", ["v.6", "v.3"])
+def test_no_replica_is_reported_under_another_vnodes_name(name: str) -> None:
+    """Whoever is lost is waited for with the VNodes that it reported: another one's would get its new replica later."""
+    counted, refused = following().counted(LIAR, beat(report(name, vnode="w")))
+    assert [one.error.code for one in refused] == ["wrong_vnode"]
+    assert not [item for item in counted.replicas if item.vnode == "w"]
 
 
 def test_everything_up_to_n_counts_unchanged() -> None:
