@@ -37,6 +37,8 @@ class Merging:
         self._everything = IntervalSet.span(0, num_batches)
         self._siblings: frozenset[ReplicaId] = frozenset()
         self._waiting: dict[ReplicaId, MergeAsked] = {}
+        self._incarnations: dict[ReplicaId, int] = {}
+        """The newest life of each sibling that has asked."""
         self._merged: dict[ReplicaId, tuple[int, int]] = {}
         self._under_way: list[MergeAsked] = []
         self._unusable: set[int] = set()
@@ -52,6 +54,7 @@ class Merging:
         """Whose deltas are taken in, and what each counts: one part of as many as there are replicas that learn, itself among them. Who left is forgotten."""
         siblings = self._siblings = frozenset(share.replica for share in shares)
         self._num_learning = max(_AT_LEAST, sum(share.weight > 0 for share in shares))
+        self._incarnations = {replica: known for replica, known in self._incarnations.items() if replica in siblings}
         self._merged = {replica: last for replica, last in self._merged.items() if replica in siblings}
         self._failed_on = {replica: lineage for replica, lineage in self._failed_on.items() if replica in siblings}
         gone = [replica for replica in self._waiting if replica not in siblings]
@@ -62,11 +65,9 @@ class Merging:
         replica, incarnation = event.source.replica, event.source.incarnation
         if replica not in self._siblings:
             return [_not_planned(event.request)]
-        before = self._waiting.get(replica)
-        known = before.source.incarnation if before else self._merged.get(replica, (incarnation, 0))[0]
-        if incarnation < known:
+        if incarnation < (known := self._incarnations.get(replica, incarnation)):
             return [DeferMerge(event.request, "stale_incarnation", f"incarnation {known} of {replica} is known")]
-        self._waiting[replica] = event
+        before, self._incarnations[replica], self._waiting[replica] = self._waiting.get(replica), incarnation, event
         return [DeferMerge(before.request, "replaced", "the same replica asks again")] if before else []
 
     def computation(self, lineage: IntervalSet) -> MergeDeltas | CaptureAnchor | None:
@@ -158,7 +159,7 @@ class Merging:
 
     def check(self) -> None:
         """Raises InvariantBroken where more is kept than the plan has siblings."""
-        if not {*self._waiting, *self._merged, *self._failed_on} <= self._siblings:
+        if not {*self._incarnations, *self._waiting, *self._merged, *self._failed_on} <= self._siblings:
             raise InvariantBroken("questions of replicas that are no siblings are kept", code="merging_bound")
 
 

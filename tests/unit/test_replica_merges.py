@@ -348,6 +348,16 @@ def test_the_newer_question_of_a_sibling_replaces_the_older() -> None:
     assert [(item.request, item.code) for item in of(mev.DeferMerge, stale)] == [(3, "stale_incarnation")]
 
 
+def test_a_life_before_one_that_took_the_anchor_brings_nothing_more() -> None:
+    """Its delta would take what the newer life is learning: that one's next would be refused whole."""
+    core = primary()
+    asked(core, 1, IntervalSet.empty(), sequence=None, incarnation=2)
+    assert verdicts(core.handle(mev.AnchorCaptured(0.0))) == {1: Verdict.ANCHOR}
+    earlier = asked(core, 2, MINE.first(3), incarnation=1)
+    assert [(item.request, item.code) for item in of(mev.DeferMerge, earlier)] == [(2, "stale_incarnation")]
+    assert of(mev.MergeDeltas, asked(core, 3, MINE.first(3), incarnation=2))
+
+
 def test_strangers_and_those_who_do_not_lead_give_no_verdict() -> None:
     stranger = ReplicaId("here.9")
     assert [item.code for item in of(mev.DeferMerge, asked(primary(), 1, MINE, source=stranger))] == ["not_planned"]
