@@ -128,8 +128,14 @@ class EmbeddedStore:
         """Whether the server's process is alive."""
         return self._process is not None and self._process.poll() is None
 
-    def start(self, *, timeout_s: float = START_S, lock_s: float = LOCK_S) -> StoreFile:
-        """Starts and waits until a write succeeds.
+    @property
+    def end(self) -> str:
+        """How it ended by itself, with the end of its log; empty: it runs, or was not started."""
+        code = self._process.poll() if self._process is not None else None
+        return "" if code is None else f"the object store ended with {code}:\n{self._log_tail(2000)}"
+
+    def start(self, *, timeout_s: float = START_S, lock_s: float = LOCK_S, go_on: Callable[[], None] = lambda: None) -> StoreFile:
+        """Starts and waits until a write succeeds. ``go_on`` is called now and then meanwhile; what it raises ends the start, and the server.
 
         Raises Refused (``store_in_use``, ``port_taken``, ``store_binary_missing``), TimedOut or Unavailable with the last lines of its log.
         """
@@ -143,7 +149,7 @@ class EmbeddedStore:
             deadline = time.monotonic() + timeout_s
             for attempt in range(1, ATTEMPTS + 1):
                 try:
-                    return self._start_once(binary, lock, deadline)
+                    return self._start_once(binary, lock, deadline, go_on)
                 except Unavailable:
                     if attempt == ATTEMPTS or time.monotonic() > deadline or not self._met_a_taken_port():
                         raise
@@ -179,7 +185,7 @@ class EmbeddedStore:
             self._process.wait(5.0)
         self._forget()
 
-    def _start_once(self, binary: str, lock: int, deadline: float) -> StoreFile:
+    def _start_once(self, binary: str, lock: int, deadline: float, go_on: Callable[[], None]) -> StoreFile:
         ports = self._ports()
         forward = None
         if self._listen != LOOPBACK:
@@ -208,17 +214,18 @@ class EmbeddedStore:
         _write_private(self.directory / "store.pid", f"{self._process.pid}\n")
         reached("store.noted")
         try:
-            self._wait_healthy(deadline)
+            self._wait_healthy(deadline, go_on)
         except BaseException:
             self.kill()
             raise
         return self.file
 
-    def _wait_healthy(self, deadline: float) -> None:
+    def _wait_healthy(self, deadline: float, go_on: Callable[[], None]) -> None:
         assert self._process is not None
         address = self.file.address()
         why = "not asked yet"
         while time.monotonic() < deadline:
+            go_on()
             if self._process.poll() is not None:
                 raise Unavailable(f"the object store ended at once:\n{self._log_tail(2000)}", code="store_start_failed")
             with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, int(address.endpoint.rsplit(":", 1)[1])), 1.0):

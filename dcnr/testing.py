@@ -124,14 +124,14 @@ class LocalNetwork:
         orchestrator_module: str = ORCHESTRATOR, way_to_store: Callable[[str], str] = lambda endpoint: endpoint,
         audits: str = "none", trusted: Sequence[str] = (), terms: Terms = ORDINARY,
         locality: identity_pb2.Locality.ValueType = identity_pb2.LOCALITY_SINGLE_HOST, starting: Starting = executed, store_file: Path | None = None,
-        public_way: Callable[[str], str] | None = None,
+        public_way: Callable[[str], str] | None = None, start_limit_s: float = START_TIMEOUT_S,
     ) -> None:  # fmt: skip
         """``host``: the address of this machine on which orchestrators and store are reached; ``additions``: by name of a process, what its
         environment has besides; ``audits``: none or drawn; ``trusted``: names of PNodes that the network document trusts; ``terms``:
         what it has a fault cost; ``locality``: what it says about where nodes are; ``starting``: how its processes are started; ``store_file``:
-        of a store that runs already and goes on afterwards, in place of the embedded one.
+        of a store that runs already and goes on afterwards, in place of the embedded one; ``start_limit_s``: how long each process may take to serve.
         """
-        self.directory = directory.resolve()
+        self.directory, self.start_limit_s = directory.resolve(), start_limit_s
         self.name, self._say, self._audits = name, say, audits
         self._trusted, self._terms, self._locality, self._starting = tuple(trusted), terms, locality, starting
         self._num_orchestrators, self._pnode_specs = num_orchestrators, tuple(pnodes)
@@ -170,7 +170,7 @@ class LocalNetwork:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._runs_store:
             self._say("starting the embedded object store")
-            self.store.start()
+            self.store.start(timeout_s=self.start_limit_s, go_on=self._go_on)
         self._go_on()
         self._say("making keys and the signed network document" if kept is None else "going on with the network of this directory")
         self._make_network(kept)
@@ -240,7 +240,8 @@ class LocalNetwork:
 
     def trouble(self) -> str:
         """Which processes ended by themselves, with the ends of their logs."""
-        return "\n".join(end for process in (*self.orchestrators, *self.pnodes) if (end := process.end))
+        ends = [self.store.end, *(process.end for process in (*self.orchestrators, *self.pnodes))]
+        return "\n".join(end for end in ends if end)
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
 
@@ -334,18 +335,18 @@ class LocalNetwork:
 
     def _wait_listening(self, process: Process) -> None:
         port = self._ports[self.orchestrators.index(process)]
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + self.start_limit_s
         while time.monotonic() < deadline:
             self._go_on()
-            if not process.alive:
-                raise Unavailable(f"orchestrator {process.name} ended at start:\n{process.tail()}", code="start_failed")
+            if ended := self.trouble():
+                raise Unavailable(f"the network does not start: {ended}", code="start_failed")
             with socket.socket() as probe:
                 probe.settimeout(1.0)
                 if probe.connect_ex((self.host, port)) == 0:
                     return
             time.sleep(POLL_S)
         raise TimedOut(
-            f"orchestrator {process.name} does not listen after {START_TIMEOUT_S:.0f} s:\n{process.tail()}", code="start_timeout"
+            f"orchestrator {process.name} does not listen after {self.start_limit_s:g} s:\n{process.tail()}", code="start_timeout"
         )
 
     def _reap(self, process: Process, deadline: float) -> None:

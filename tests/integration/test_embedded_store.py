@@ -218,3 +218,31 @@ def test_keys_of_ones_own_that_cannot_be_read_are_not_to_be_removed(content: str
     with pytest.raises(Corrupt) as refused:
         EmbeddedStore(tmp_path, port=0).start(lock_s=0.2)
     assert refused.value.remedy.startswith("remove it")
+
+
+def test_a_start_is_ended_by_whoever_waits_for_it(tmp_path: Path) -> None:
+    """Goal: a start that may take long goes on no longer than anybody wants it to, and leaves no server."""
+    store = EmbeddedStore(tmp_path / "s", port=0)
+    seen = list[int]()
+
+    def go_on() -> None:
+        seen.append(int((tmp_path / "s" / "store.pid").read_text()))
+        raise Refused("enough", code="enough")
+
+    with pytest.raises(Refused, match="enough"):
+        store.start(go_on=go_on)
+    assert not store.running()
+    assert not psutil.pid_exists(seen[0])
+
+
+def test_how_a_store_ended_by_itself_is_told(tmp_path: Path) -> None:
+    store = EmbeddedStore(tmp_path / "s", port=0)
+    store.start()
+    assert store.end == ""
+    assert store._process is not None
+    for server in psutil.Process(store._process.pid).children():
+        server.kill()
+    wait_for(lambda: not store.running())
+    assert store.end.startswith("the object store ended with ")
+    store.stop()
+    assert store.end == "", "who is told to stop does not end by itself"
