@@ -39,11 +39,11 @@ class Facts:
     """Why they could not be read."""
     durable: Mapping[str, int] = field(default_factory=dict)
     """By VNode: different batches of the job in the newest state that a manifest names."""
+    cleared: Mapping[str, int] = field(default_factory=dict)
+    """Likewise in the newest cleared one."""
     ledger: LedgerAudit | None = None
     no_ledger: str = ""
     """Why it could not be read."""
-    lookups: int = 0
-    """In the DHT, by the PNodes that still run; their own word."""
     manifest: str = ""
     export: str = ""
     reference: str = ""

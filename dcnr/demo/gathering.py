@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dcnr.audit_ledger import LedgerAudit, audit_ledger
 from dcnr.audit_lineage import VNodeLineage, audit_lineage
-from dcnr.cli.local_door import ask
+from dcnr.cli.local_door import asked
 from dcnr.demo.examples import Example
 from dcnr.demo.facts import WHOLE_LIMIT_S, Facts
 from dcnr.demo.script import run_script
@@ -20,8 +21,11 @@ from dcnr.demo.story import Story
 from dcnr.errors import DcnrError
 from dcnr.intervals import IntervalSet
 from dcnr.sdk.client import AsyncClient
-from dcnr.testing import LocalNetwork
-from dcnr.v1 import local_pb2
+from dcnr.testing import LocalNetwork, Process
+from dcnr.v1 import local_pb2, model_pb2
+
+LAST_WORD_S: Final = 2.0
+"""Nothing waits longer for what one daemon tells."""
 
 
 async def gather(
@@ -32,16 +36,16 @@ async def gather(
     job = await client.job(job_id, model)
     lineages, no_lineages = await _lineages(client, model)
     ledger, no_ledger = await _ledger(client, model) if story.cheats else (None, "")
-    durable = await _durable(client, model)
+    durable, cleared = await _stored(client, model)
     say("exporting, and loading the export with plain torch")
     manifest, export = await client.export(model, directory / "export")
     plain = await _script([sys.executable, str(example.use_export), str(directory / "export"), str(npz)])
-    lookups = await asyncio.to_thread(_lookups, network)
+    await ask_lookups(story, network.pnodes)
     return Facts(
         example=example.name, time_limit_s=example.time_limit_s, story=story,
         names={process.node_id: process.name for process in network.pnodes}, order=tuple(order), job=job, took_s=elapsed_s(),
         are_kills_wanted=are_kills_wanted, plain=plain, lineages=lineages, no_lineages=no_lineages, durable=durable,
-        ledger=ledger, no_ledger=no_ledger, lookups=lookups, manifest=manifest,
+        cleared=cleared, ledger=ledger, no_ledger=no_ledger, manifest=manifest,
         export=f"{export.directory} (digest {export.digest[:16]}, {export.num_parameters} parameters)",
     )  # fmt: skip
 
@@ -73,26 +77,27 @@ async def _ledger(client: AsyncClient, model: str) -> tuple[LedgerAudit | None, 
         return None, error.message
 
 
-async def _durable(client: AsyncClient, model: str) -> dict[str, int]:
-    """By VNode: batches in the newest state that the newest manifest names. A state without its object is found by whoever walks the lineages."""
+async def _stored(client: AsyncClient, model: str) -> tuple[dict[str, int], dict[str, int]]:
+    """By VNode: batches in the newest state that the newest manifest names, and in the newest cleared one. A state without its object is found by
+    whoever walks the lineages.
+    """
     _, manifest = await client.manifest(model)
-    found: dict[str, int] = {}
-    for entry in manifest.entries:
-        pairs = [(int(one.first), int(one.end)) for one in entry.working[0].lineage.intervals] if entry.working else []
-        found[entry.vnode] = len(IntervalSet.of(*pairs))
-    return found
+    durable = {entry.vnode: _num_batches(entry.working[0]) if entry.working else 0 for entry in manifest.entries}
+    return durable, {entry.vnode: _num_batches(entry.cleared) for entry in manifest.entries}
 
 
-def _lookups(network: LocalNetwork) -> int:
-    """By the daemons that still run; their own word."""
-    total = 0
-    for process in network.pnodes:
+def _num_batches(checkpoint: model_pb2.Checkpoint) -> int:
+    return len(IntervalSet.of(*((int(one.first), int(one.end)) for one in checkpoint.lineage.intervals)))
+
+
+async def ask_lookups(story: Story, pnodes: Sequence[Process]) -> None:
+    """Notes what each daemon that runs says of its look-ups in the DHT, its own word; who does not answer keeps what it told before."""
+    for process in pnodes:
         if process.alive:
-            try:
-                total += int(ask(process.home, "Status", local_pb2.StatusRequest()).dht_lookups)
-            except DcnrError:
-                continue
-    return total
+            with contextlib.suppress(DcnrError, TimeoutError):
+                async with asyncio.timeout(LAST_WORD_S):
+                    told = await asked(process.home, "Status", local_pb2.StatusRequest())
+                story.lookups[process.node_id] = int(told.dht_lookups)
 
 
 async def _script(command: list[str]) -> dict[str, Any]:

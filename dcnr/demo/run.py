@@ -22,7 +22,7 @@ from dataservice.embedded import read_store_file, write_store_file
 from dcnr.crashpoints import reached
 from dcnr.demo.examples import Example, example, prepare_data
 from dcnr.demo.facts import WHOLE_LIMIT_S, Facts
-from dcnr.demo.gathering import gather, reference_of
+from dcnr.demo.gathering import ask_lookups, gather, reference_of
 from dcnr.demo.questions import ask
 from dcnr.demo.screen import Screen
 from dcnr.demo.story import ACTIVE, Kill, Story
@@ -33,7 +33,7 @@ from dcnr.home_lock import LOCK_FILE, HomeLock
 from dcnr.ports import Clock
 from dcnr.sdk.client import AsyncClient, connect_async
 from dcnr.sdk.staging import Source
-from dcnr.sdk.submission import JobOptions
+from dcnr.sdk.submission import JobOptions, unit_batches
 from dcnr.system import SystemClock
 from dcnr.testing import LocalNetwork, LocalPNode, Process
 from dcnr.v1 import model_pb2
@@ -208,7 +208,8 @@ class _Demo:
             for assignment in preview.plan.assignments:
                 hosted = f" with {', '.join(assignment.hosted)}" if assignment.hosted else ""
                 screen.say(f"  {assignment.vnode}{hosted} -> {self._name(assignment.pnode_id)}: {assignment.reason}")
-            options = JobOptions(idempotency_key="demo", checkpoint_s=CHECKPOINT_S)
+            self._story.unit_batches = unit_batches(preview.seconds_per_batch)
+            options = JobOptions(idempotency_key="demo", checkpoint_s=CHECKPOINT_S, unit_batches=self._story.unit_batches)
             answer = await client.submit(graph, [key], options)
             screen.say(f"job {answer.job_id} is accepted: signed by its maintainer and in the store")
             with screen:
@@ -274,6 +275,7 @@ class _Demo:
         process = self._network.process_of(node_id)
         hosted = tuple(item.vnode for item in self._story.job.vnodes if item.assignment.pnode_id == node_id)
         if process is not None and process.alive:
+            await ask_lookups(self._story, [process])
             await self._kill("PNode", process, hosted)
 
     async def _kill(self, kind: str, process: Process, vnodes: tuple[str, ...]) -> None:
@@ -281,7 +283,7 @@ class _Demo:
         self._story.kills.append(
             Kill(
                 kind, process.name, process.node_id, self._now(), vnodes, epoch=int(job.epoch), plan_number=int(job.plan_number),
-                learned_before=sum(self._story.learned.values()),
+                learned_before=sum(self._story.learned.values()), durable={vnode: self._story.durable.get(vnode, 0) for vnode in vnodes},
             )
         )  # fmt: skip
         what = f"hosting {', '.join(vnodes)}" if vnodes else "which decides"

@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dcnr.sdk.siblings import siblings
 from dcnr.v1 import orchestrator_pb2
 
 ACTIVE = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """With what another copy of a VNode goes on in the place of one that was killed."""
+
+    num_durable: int
+    """Batches that manifests named all the while, from the kill until the copy worked."""
+    num_learned: int
+    """Batches that it had, as first seen."""
+    is_from_start: bool
+    """It began with checkpoint 0."""
+
+    @property
+    def good(self) -> bool:
+        """Whether it was restored, where there was something to be restored from."""
+        return self.num_durable == 0 or not self.is_from_start
 
 
 @dataclass(slots=True)
@@ -21,6 +39,10 @@ class Kill:
     epoch: int = 0
     plan_number: int = 0
     learned_before: int = 0
+    durable: dict[str, int] = field(default_factory=dict)
+    """By VNode that it hosted: batches that manifests named, the fewest since."""
+    resumed: dict[str, Resumed] = field(default_factory=dict)
+    """By VNode, once another copy of it works."""
     suspected_s: float | None = None
     """Gets nothing new from here on; what it has stays."""
     gone_s: float | None = None
@@ -58,6 +80,10 @@ class Story:
     cheats: frozenset[str] = frozenset()
     """Ids of the PNodes that cheat; the network is not told."""
     accused: dict[str, Accused] = field(default_factory=dict)
+    unit_batches: int = 0
+    """Batches in a unit of the job; 0: not known yet."""
+    lookups: dict[str, int] = field(default_factory=dict)
+    """In the DHT, by PNode, as each last told."""
     first_hosted_s: dict[str, float] = field(default_factory=dict)
     """When each PNode was first seen learning."""
     kills: list[Kill] = field(default_factory=list)
@@ -66,6 +92,14 @@ class Story:
     job: orchestrator_pb2.JobView = field(default_factory=orchestrator_pb2.JobView)
     counters: dict[tuple[str, str, int], Counters] = field(default_factory=dict)
     learned: dict[str, int] = field(default_factory=dict)
+    durable: dict[str, int] = field(default_factory=dict)
+    """By VNode: batches in the newest state that the newest manifest names."""
+    first_states: set[str] = field(default_factory=set)
+    """Digests of checkpoints 0."""
+    contributors: set[tuple[str, int]] = field(default_factory=set)
+    """Copies that were seen beside a primary, with their incarnation."""
+    primaries: set[str] = field(default_factory=set)
+    """Replicas that were seen to be one."""
     restored_at: dict[tuple[str, int], int] = field(default_factory=dict)
     relearned: int = 0
     pnodes_used: set[str] = field(default_factory=set)
@@ -75,6 +109,7 @@ class Story:
         self.job = view.job
         total_before = sum(self.learned.values())
         for item in view.job.vnodes:
+            self._replicas(item)
             report = item.report
             if not report.replica:
                 continue
@@ -95,6 +130,16 @@ class Story:
         for kill in self.kills:
             if not kill.settled:
                 (self._after_pnode if kill.kind == "PNode" else self._after_orchestrator)(now_s, kill, view)
+
+    def _replicas(self, item: orchestrator_pb2.VNodeView) -> None:
+        """What is durable of a VNode, and who is there beside its primary."""
+        self.durable[item.vnode] = int(item.working.step)
+        if item.working.digest and not item.working.step:
+            self.first_states.add(item.working.digest)
+        self.primaries.add(item.assignment.replica)
+        for other in siblings(item):
+            if other.report.state == ACTIVE:
+                self.contributors.add((other.report.replica, int(other.report.incarnation)))
 
     def _began(self, vnode: str, life: tuple[str, int], num_learned: int) -> None:
         """A copy of a VNode works: what an earlier copy had learned beyond its beginning (as first seen) is learned again."""
@@ -120,6 +165,7 @@ class Story:
         moved = [
             item for item in view.job.vnodes if item.vnode in kill.vnodes and item.assignment.pnode_id not in ("", kill.node_id)
         ]
+        self._resumed(kill, moved)
         if kill.gone_s is None and (gone or len(moved) == len(kill.vnodes)):
             kill.gone_s = now_s
         if kill.suspected_s is None and (
@@ -130,6 +176,17 @@ class Story:
             kill.decided_s = now_s
         if kill.decided_s is not None and kill.training_s is None and all(self._learns(item) for item in moved):
             kill.training_s = now_s
+
+    def _resumed(self, kill: Kill, moved: list[orchestrator_pb2.VNodeView]) -> None:
+        """With what the copies in the place of those that were killed begin."""
+        for item in moved:
+            report = item.report
+            life = (report.replica, int(report.incarnation))
+            if item.vnode not in kill.resumed and report.replica == item.assignment.replica and life in self.restored_at:
+                is_new = report.restored_from in {"", *self.first_states} and life not in self.contributors
+                kill.resumed[item.vnode] = Resumed(kill.durable.get(item.vnode, 0), self.restored_at[life], is_new)
+        for vnode in kill.durable.keys() - kill.resumed.keys():
+            kill.durable[vnode] = min(kill.durable[vnode], self.durable.get(vnode, 0))
 
     def _after_orchestrator(self, now_s: float, kill: Kill, view: orchestrator_pb2.WatchJobResponse) -> None:
         if view.job.epoch > kill.epoch and view.job.holder != kill.node_id:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from dcnr.audit_ledger import LedgerAudit
+from dcnr.demo.batch_states import batch_states
 from dcnr.demo.facts import WHOLE_LIMIT_S, Facts
-from dcnr.demo.story import Kill
+from dcnr.demo.story import Kill, Resumed
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2
 from trust.exposure import together
@@ -97,8 +98,28 @@ def _kills(kills: Sequence[Kill]) -> Iterator[Point]:
     for kill in kills:
         done = ("relocated" if kill.vnodes else "taken over") if kill.settled else "not seen"
         yield Point(f"after SIGKILL of {kill.kind} {kill.name} training went on", kill.settled, done)
+        if kill.kind == "PNode":
+            yield _restored(kill)
     both = {"PNode", "orchestrator"} <= {kill.kind for kill in kills}
     yield Point("a PNode and the deciding orchestrator were killed", both, f"{len(kills)} kills")
+
+
+def _restored(kill: Kill) -> Point:
+    """A copy in its place that starts over would train, too, and lose what was durable."""
+    told = {vnode: kill.resumed.get(vnode) for vnode in kill.vnodes}
+    good = all(resumed is not None and resumed.good for resumed in told.values())
+    detail = ", ".join(f"{vnode}: {_with(resumed)}" for vnode, resumed in told.items())
+    return Point(f"what PNode {kill.name} held was restored from a checkpoint above 0", good, detail or "it held nothing")
+
+
+def _with(resumed: Resumed | None) -> str:
+    if resumed is None:
+        return "not seen"
+    if resumed.num_durable == 0:
+        return "nothing of it was durable yet"
+    return (
+        f"from {'checkpoint 0' if resumed.is_from_start else f'{resumed.num_learned} batches'}, {resumed.num_durable} were durable"
+    )
 
 
 def _cheats(facts: Facts) -> Iterator[Point]:
@@ -222,13 +243,13 @@ def _figures(facts: Facts) -> Iterator[tuple[str, str]]:
         took = story.last_learned_s - story.first_learned_s
         yield "first to last learned batch, kills included", f"{took:.1f} s (aim: {facts.time_limit_s:.0f} s on 2 idle cores)"
     total = story.total()
-    yield "batches learned, per VNode", durable_text(facts)
+    yield from batch_states(facts)
     yield "batches learned again after a restore / forwarded again", f"{story.relearned} / {total.forwarded}"
     yield "frames that came twice and were dropped", str(total.duplicates)
     yield "PNodes that hosted a VNode", str(len(story.pnodes_used))
     for kill in story.kills:
         yield f"SIGKILL of {kill.kind} {kill.name}", _after_kill(kill)
-    yield "DHT look-ups", str(facts.lookups)
+    yield "DHT look-ups of PNodes", _lookups(facts)
     yield "manifest", facts.manifest
     yield "export", facts.export
     if "sample" in facts.plain:
@@ -237,13 +258,14 @@ def _figures(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "backprop, same graph and budget", facts.reference
 
 
-def durable_text(facts: Facts) -> str:
-    """How many different batches the stored state of each VNode has learned, and which VNodes lack some."""
-    num_batches = int(facts.job.num_batches)
-    short = {vnode: facts.durable.get(vnode, 0) for vnode in facts.order if facts.durable.get(vnode, 0) < num_batches}
-    if not short:
-        return f"{num_batches} of {num_batches}, all durable"
-    return f"of {num_batches} are durable: " + ", ".join(f"{vnode} {count}" for vnode, count in short.items())
+def _lookups(facts: Facts) -> str:
+    """As each last told; killed ones just before."""
+    lookups, killed = facts.story.lookups, {kill.node_id for kill in facts.story.kills}
+    text = str(sum(lookups.values()))
+    gone = sum(count for node_id, count in lookups.items() if node_id in killed)
+    text += f", {gone} of them by PNodes that were killed" if gone else ""
+    silent = sorted(name for node_id, name in facts.names.items() if node_id not in lookups)
+    return f"{text}; not told by {', '.join(silent)}" if silent else text
 
 
 def _trust(ledger: LedgerAudit) -> Iterator[tuple[str, str]]:

@@ -79,7 +79,11 @@ def test_the_demo_runs_on_a_store_of_others_and_leaves_nothing_there(short: Path
         assert demo.end() == 1, demo.text
     assert "[ok] job completed" in demo.text
     assert "[ok] every stored lineage is exactly [0, N), each batch once: N = 80, 2 VNodes" in demo.text
-    assert "80 of 80, all durable" in demo.text
+    for state in ("learned", "durable", "needed still"):
+        [line] = [line for line in demo.text.splitlines() if line.startswith(f"  batches {state} ")]
+        assert line.endswith(f"{0 if state == 'needed still' else 80} of 80 in every VNode")
+    [line] = [line for line in demo.text.splitlines() if line.startswith("  DHT look-ups of PNodes ")]
+    assert line.split()[-1].isdigit(), "every PNode told"
     assert "[FAILED] the export in plain torch gives the same bits per byte: 9.5000" in demo.text
     assert f"removed the bucket {bucket}" in demo.text
     assert "starting the embedded object store" not in demo.text

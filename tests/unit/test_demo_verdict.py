@@ -15,8 +15,8 @@ from dcnr.audit_lineage import VNodeLineage
 from dcnr.demo.examples import Example
 from dcnr.demo.facts import WHOLE_LIMIT_S, Facts
 from dcnr.demo.run import Options, in_time, run_demo
-from dcnr.demo.story import Accused, Kill, Story
-from dcnr.demo.verdict import MAX_BITS, MIN_ACCURACY, durable_text, verdict_of
+from dcnr.demo.story import Accused, Kill, Resumed, Story
+from dcnr.demo.verdict import MAX_BITS, MIN_ACCURACY, verdict_of
 from dcnr.errors import TimedOut
 from dcnr.intervals import IntervalSet
 from dcnr.ledger_check import JobLedger
@@ -33,6 +33,7 @@ JOB_DONE = "job completed"
 IN_TIME = "all of it took at most 15 minutes"
 LINEAGES = "every stored lineage is exactly [0, N), each batch once"
 KILLED = "after SIGKILL of PNode p1 training went on"
+RESTORED = "what PNode p1 held was restored from a checkpoint above 0"
 TAKEN_OVER = "after SIGKILL of orchestrator o1 training went on"
 BOTH = "a PNode and the deciding orchestrator were killed"
 CAUGHT = "the PNode that cheats, p6, was caught with evidence"
@@ -46,7 +47,7 @@ SAME_IMAGES = "the export in plain torch gives the same number of correct images
 FEW_BITS = "the last exit has at most 2.45 bits per byte"
 DEEPER = "and is at least 0.03 better than the first"
 SAME_BITS = "the export in plain torch gives the same bits per byte"
-COMMON = {JOB_DONE, IN_TIME, LINEAGES, KILLED, TAKEN_OVER, BOTH, CAUGHT, JUDGED, TAKEN_BACK, AGAIN, NOBODY_ELSE, LEDGER}
+COMMON = {JOB_DONE, IN_TIME, LINEAGES, KILLED, RESTORED, TAKEN_OVER, BOTH, CAUGHT, JUDGED, TAKEN_BACK, AGAIN, NOBODY_ELSE, LEDGER}
 
 
 def ledger(
@@ -73,8 +74,15 @@ def ledger(
     )
 
 
-def kill(kind: str, name: str, *vnodes: str, training_s: float | None = 14.0) -> Kill:
-    return Kill(kind, name, name, 10.0, vnodes, suspected_s=11.0, gone_s=11.0, decided_s=12.0, training_s=training_s)
+WELL = Resumed(num_durable=20, num_learned=20, is_from_start=False)
+OVER = replace(WELL, is_from_start=True)
+
+
+def kill(kind: str, name: str, *vnodes: str, training_s: float | None = 14.0, resumed: Resumed | None = WELL) -> Kill:
+    return Kill(
+        kind, name, name, 10.0, vnodes, suspected_s=11.0, gone_s=11.0, decided_s=12.0, training_s=training_s,
+        resumed={} if resumed is None else dict.fromkeys(vnodes, resumed),
+    )  # fmt: skip
 
 
 def story(*kills: Kill, accused: tuple[str, ...] = (CHEAT,)) -> Story:
@@ -82,6 +90,9 @@ def story(*kills: Kill, accused: tuple[str, ...] = (CHEAT,)) -> Story:
     told.kills.extend(kills or (kill("PNode", "p1", "a"), kill("orchestrator", "o1")))
     told.accused.update({node_id: Accused(9.0, "interval bad failed its audit", EVIDENCE) for node_id in accused})
     told.first_hosted_s[CHEAT] = 4.0
+    told.learned.update(a=N, b=N)
+    told.primaries.update(("a.1", "b.1"))
+    told.lookups.update({HONEST: 5, CHEAT: 2})
     return told
 
 
@@ -105,7 +116,7 @@ def lineage(vnode: str, *pnodes: str, num_batches: int = N, exact: bool = True) 
 LINES = (lineage("a"), lineage("b"))
 IMAGES = Facts(
     example="mnist", time_limit_s=180.0, story=story(), names={CHEAT: "p6", HONEST: "p1"}, order=("a", "b"), job=job(), took_s=200.0,
-    are_kills_wanted=True, plain={"correct": 995, "count": 1000}, lineages=LINES, durable={"a": N, "b": N}, ledger=ledger(), lookups=2,
+    are_kills_wanted=True, plain={"correct": 995, "count": 1000}, lineages=LINES, durable={"a": N, "b": N}, ledger=ledger(),
     manifest="m", export="e",
 )  # fmt: skip
 TEXTS = replace(IMAGES, example="text", plain={"bits_per_byte": 2.2001, "sample": "def"})
@@ -119,6 +130,8 @@ OF_ALL: list[tuple[str, Change, set[str]]] = [
     ("not all durable", lambda f: replace(f, durable={"a": N, "b": N - 1}), {LINEAGES}),
     ("unreadable commits", lambda f: replace(f, lineages=(), no_lineages="gone"), {LINEAGES, TAKEN_BACK}),
     ("nobody goes on", lambda f: replace(f, story=story(kill("PNode", "p1", "a", training_s=None), kill("orchestrator", "o1"))), {KILLED}),
+    ("it starts over", lambda f: replace(f, story=story(kill("PNode", "p1", "a", resumed=OVER), kill("orchestrator", "o1"))), {RESTORED}),
+    ("nothing is seen of it", lambda f: replace(f, story=story(kill("PNode", "p1", "a", resumed=None), kill("orchestrator", "o1"))), {RESTORED}),
     ("nobody takes over", lambda f: replace(f, story=story(kill("PNode", "p1", "a"), kill("orchestrator", "o1", training_s=None))), {TAKEN_OVER}),
     ("no orchestrator killed", lambda f: replace(f, story=story(kill("PNode", "p1", "a"))), {BOTH}),
     ("no PNode killed", lambda f: replace(f, story=story(kill("orchestrator", "o1"))), {BOTH}),
@@ -186,13 +199,56 @@ def test_a_run_without_kills_is_not_held_to_them() -> None:
     assert not any("SIGKILL" in point.what or "killed" in point.what for point in verdict.points)
 
 
-def test_what_is_said_to_be_durable_is_what_manifests_name() -> None:
-    assert durable_text(IMAGES) == "100 of 100, all durable"
-    assert durable_text(replace(IMAGES, durable={"a": 100, "b": 99})) == "of 100 are durable: b 99"
-    assert durable_text(replace(IMAGES, durable={})) == "of 100 are durable: a 0, b 0"
-    assert ("batches learned, per VNode", "of 100 are durable: b 99") in verdict_of(
-        replace(IMAGES, durable={"a": 100, "b": 99})
-    ).figures
+def figures(facts: Facts) -> dict[str, str]:
+    return dict(verdict_of(facts).figures)
+
+
+def test_every_state_of_batches_has_a_row() -> None:
+    shown = figures(IMAGES)
+    assert shown["batches learned"] == "100 of 100 in every VNode"
+    assert shown["batches merged, of replicas that only contributed"] == "0 of 100 in every VNode"
+    assert shown["batches learned and not merged"] == "0 of 100 in every VNode"
+    assert shown["batches durable"] == "100 of 100 in every VNode"
+    assert shown["batches needed still"] == "0 of 100 in every VNode"
+    assert shown["batches by verdict, taken back ones too"] == "10 failed, 100 passed, 100 spared"
+    assert shown["batches learned again after a restore / forwarded again"] == "3 / 0"
+    assert "batches cleared" not in shown, "where no audits are in force"
+
+
+def test_states_of_batches_are_told_by_vnode_where_they_differ() -> None:
+    ended = job()
+    ended.audited = True
+    beside = ended.vnodes[1].replicas.add()
+    beside.assignment.role, beside.report.num_unmerged = model_pb2.ROLE_CONTRIBUTOR, 7
+    merged = replace(LINES[1], learned=(("b.1", HONEST, 60), ("b.4", "d" * 40, 40)))
+    shown = figures(
+        replace(IMAGES, job=ended, lineages=(LINES[0], merged), durable={"a": 100, "b": 99}, cleared={"a": 100, "b": 80})
+    )
+    assert shown["batches merged, of replicas that only contributed"] == "of 100: a 0, b 40"
+    assert shown["batches learned and not merged"] == "of 100: a 0, b 7"
+    assert shown["batches durable"] == "of 100: a 100, b 99"
+    assert shown["batches cleared"] == "of 100: a 100, b 80"
+    assert shown["batches needed still"] == "of 100: a 0, b 1"
+    assert "batches merged, of replicas that only contributed" not in figures(replace(IMAGES, lineages=(), no_lineages="gone"))
+
+
+def test_look_ups_of_killed_pnodes_count() -> None:
+    assert figures(IMAGES)["DHT look-ups of PNodes"] == "7"
+    killed = story(replace(kill("PNode", "p1", "a"), node_id=HONEST), kill("orchestrator", "o1"))
+    assert figures(replace(IMAGES, story=killed))["DHT look-ups of PNodes"] == "7, 5 of them by PNodes that were killed"
+    del killed.lookups[HONEST]
+    assert figures(replace(IMAGES, story=killed))["DHT look-ups of PNodes"] == "2; not told by p1"
+
+
+def test_what_was_restored_is_told() -> None:
+    def said(resumed: Resumed | None) -> str:
+        told = story(kill("PNode", "p1", "a", resumed=resumed), kill("orchestrator", "o1"))
+        return next(point.detail for point in verdict_of(replace(IMAGES, story=told)).points if point.what == RESTORED)
+
+    assert said(WELL) == "a: from 20 batches, 20 were durable"
+    assert said(OVER) == "a: from checkpoint 0, 20 were durable"
+    assert said(replace(OVER, num_durable=0)) == "a: nothing of it was durable yet"
+    assert said(None) == "a: not seen"
 
 
 def test_the_table_says_how_much_of_the_cheats_work_was_taken_back_and_learned_again() -> None:
