@@ -9,7 +9,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from dcnr.demo.shares import Assigned, assigned, num_units
 from dcnr.demo.story import Story
+from dcnr.sdk.plain import word
 from dcnr.sdk.reported import num_durable
 from dcnr.sdk.siblings import learned, merging, siblings, standing
 from dcnr.v1 import common_pb2, model_pb2, orchestrator_pb2
@@ -26,6 +28,7 @@ class Screen:
         self._live: Live | None = None
         self._events: deque[str] = deque(maxlen=SHOWN_EVENTS)
         self._last_plain_s = -PLAIN_EVERY_S
+        self._last_nodes: list[tuple[str, str, str]] = []
         self._names: dict[str, str] = {}
 
     def name_nodes(self, names: dict[str, str]) -> None:
@@ -58,37 +61,42 @@ class Screen:
         """The newest view."""
         if self._live is not None:
             self._live.update(Group(self._progress(now_s, story), self._nodes(nodes), "\n".join(self._events)))
-        elif now_s - self._last_plain_s >= PLAIN_EVERY_S:
+            return
+        if (hosts := [self._host(node) for node in nodes]) != self._last_nodes:
+            self._last_nodes = hosts
+            reasons = [f" ({node.reason})" if node.state != orchestrator_pb2.NODE_STATE_ACTIVE else "" for node in nodes]
+            told = [" ".join(part for part in host if part) + why for host, why in zip(hosts, reasons, strict=True)]
+            self.say(f"{now_s:6.1f} s nodes: {'; '.join(told)}")
+        if now_s - self._last_plain_s >= PLAIN_EVERY_S:
             self._last_plain_s = now_s
+            job = story.job
             parts = [
-                f"{item.vnode}@{'+'.join(self._places(item))} {item.report.num_learned}/{story.job.num_batches}{_exit(item)}"
-                for item in story.job.vnodes
+                f"{item.vnode}@{'+'.join(self._places(item))} {item.report.num_learned}/{job.num_batches}{self._units(item, story)}{_exit(item)}"
+                for item in job.vnodes
             ]
-            state = model_pb2.JobState.Name(story.job.state).removeprefix("JOB_STATE_").lower()
-            self.say(f"{now_s:6.1f} s {state}: {'; '.join(parts)}")
+            self.say(f"{now_s:6.1f} s {word(model_pb2.JobState, job.state)}: {'; '.join(parts)}")
 
     def _progress(self, now_s: float, story: Story) -> Table:
         job = story.job
-        state = model_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_").lower()
-        table = Table(
-            title=f"{job.model}: {state}, {now_s:.0f} s, epoch {job.epoch} of {self._name(job.holder)}, plan {job.plan_number}"
-        )
-        for column in ("VNode", "on", "learned", "durable", "batches/s", "loss", "validation", "state"):
+        title = f"{job.model}: {word(model_pb2.JobState, job.state)}, {now_s:.0f} s, epoch {job.epoch} of {self._name(job.holder)}, plan {job.plan_number}"
+        if story.unit_batches:
+            title += f", {num_units(int(job.num_batches), story.unit_batches)} units of {story.unit_batches} batches"
+        table = Table(title=title)
+        for column in ("VNode", "on", "units", "in work", "learned", "durable", "batches/s", "loss", "validation", "state"):
             table.add_column(column)
         for item in job.vnodes:
             report = item.report
-            words = (
-                orchestrator_pb2.AssignmentState.Name(report.state).removeprefix("ASSIGNMENT_STATE_").lower()
-                if report.replica
-                else "waiting"
-            )
+            words = word(orchestrator_pb2.AssignmentState, report.state) if report.replica else "waiting"
+            shares = _shares(item, story)
             table.add_row(
-                item.vnode, self._name(item.assignment.pnode_id), f"{report.num_learned}/{job.num_batches}", str(num_durable(report)), f"{report.rate:.1f}",
+                item.vnode, self._name(item.assignment.pnode_id), *_cells(shares.get(item.assignment.replica)),
+                f"{report.num_learned}/{job.num_batches}", str(num_durable(report)), f"{report.rate:.1f}",
                 f"{report.loss:.3f}", _exit(item).strip(" ()"), words,
             )  # fmt: skip
             for other in siblings(item):
                 table.add_row(
-                    f"  {other.assignment.replica}", self._name(other.assignment.pnode_id), f"{learned(other)}/{job.num_batches}", "-",
+                    f"  {other.assignment.replica}", self._name(other.assignment.pnode_id), *_cells(shares.get(other.assignment.replica)),
+                    f"{learned(other)}/{job.num_batches}", "-",
                     f"{other.report.rate:.1f}", f"{other.report.loss:.3f}", merging(other), standing(other),
                 )  # fmt: skip
         return table
@@ -98,14 +106,23 @@ class Screen:
         for column in ("node", "state", "cores", "memory MiB", "replicas", "reason"):
             table.add_column(column)
         for node in nodes:
-            state = orchestrator_pb2.NodeState.Name(node.state).removeprefix("NODE_STATE_").lower()
-            words = f"{state}, decides" if node.holder else state
+            name, state, replicas = self._host(node)
             capability: Any = node.capability
             table.add_row(
-                self._name(node.node_id), words, f"{capability.cores:g}", str(capability.memory_bytes // 2**20), ", ".join(node.replicas),
-                node.reason,
+                name, state, f"{capability.cores:g}", str(capability.memory_bytes // 2**20), replicas, node.reason,
             )  # fmt: skip
         return table
+
+    def _host(self, node: orchestrator_pb2.NodeView) -> tuple[str, str, str]:
+        """Name, state, and what it holds."""
+        state = word(orchestrator_pb2.NodeState, node.state)
+        return self._name(node.node_id), f"{state}, decides" if node.holder else state, ", ".join(node.replicas)
+
+    def _units(self, item: orchestrator_pb2.VNodeView, story: Story) -> str:
+        """Where each replica is in what it owns; with names where there are several."""
+        shares = list(_shares(item, story).values())
+        told = [str(one) if len(shares) == 1 else f"{self._name(one.pnode_id)} {one}" for one in shares]
+        return f" [{', '.join(told)}]" if told else ""
 
     def _places(self, item: orchestrator_pb2.VNodeView) -> list[str]:
         """Where its replicas are, the primary first."""
@@ -113,6 +130,16 @@ class Screen:
 
     def _name(self, node_id: str) -> str:
         return self._names.get(node_id, node_id[:8])
+
+
+def _shares(item: orchestrator_pb2.VNodeView, story: Story) -> dict[str, Assigned]:
+    return assigned(item, int(story.job.num_batches), story.unit_batches) if story.unit_batches else {}
+
+
+def _cells(share: Assigned | None) -> tuple[str, str]:
+    if share is None:
+        return "", ""
+    return str(share.num_units), "-" if share.in_work is None else str(share.in_work)
 
 
 def _exit(item: orchestrator_pb2.VNodeView) -> str:

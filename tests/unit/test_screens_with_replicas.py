@@ -9,8 +9,11 @@ from rich.console import Console
 from dcnr.cli.model import _plan_text
 from dcnr.cli.watching import vnodes_table
 from dcnr.demo.screen import Screen
+from dcnr.demo.shares import assigned
 from dcnr.demo.story import Story
+from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
+from dcnr.units import Share, split
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.jobs import intervals_message
 
@@ -71,13 +74,89 @@ def test_the_preview_names_roles_and_what_waits() -> None:
     assert "not on 44444444: b: takes no work" in text
 
 
-def test_the_demo_shows_where_all_replicas_are() -> None:
-    story = Story()
+def plain_lines(*shown: tuple[float, Story, list[orchestrator_pb2.NodeView]]) -> list[str]:
+    """What a piped demo prints of these views."""
+    written = io.StringIO()
+    screen = Screen(Console(file=written, width=160, soft_wrap=True))
+    screen.name_nodes({"1" * 40: "p1", "2" * 40: "p2", "3" * 40: "p3"})
+    for now_s, story, nodes in shown:
+        screen.show(now_s, story, nodes)
+    return written.getvalue().splitlines()
+
+
+def live(*, story: Story, nodes: list[orchestrator_pb2.NodeView]) -> str:
+    """What is on the screen of a terminal."""
+    written = io.StringIO()
+    screen = Screen(Console(file=written, width=200, force_terminal=True, color_system=None))
+    with screen:
+        screen.show(10.0, story, nodes)
+    return written.getvalue()
+
+
+def seen(unit_batches: int = 0) -> Story:
+    story = Story(unit_batches=unit_batches)
     story.seen(1.0, orchestrator_pb2.WatchJobResponse(job=job()))
-    plain, live = io.StringIO(), io.StringIO()
-    Screen(Console(file=plain, width=160)).show(10.0, story, [])
-    assert "a@11111111+22222222 20/40" in plain.getvalue()
-    screen = Screen(Console(file=live, width=160, force_terminal=False))
-    Console(file=live, width=160).print(screen._progress(10.0, story))
-    assert "a.7" in live.getvalue()
-    assert "contributor, active" in live.getvalue()
+    return story
+
+
+def node(name: str, *replicas: str, state: orchestrator_pb2.NodeState.ValueType, reason: str = "") -> orchestrator_pb2.NodeView:
+    return orchestrator_pb2.NodeView(node_id=name * 40, state=state, reason=reason, replicas=replicas)
+
+
+def test_the_demo_shows_where_all_replicas_are() -> None:
+    [line] = plain_lines((10.0, seen(), []))
+    assert "a@p1+p2 20/40" in line
+    shown = live(story=seen(), nodes=[])
+    assert "a.7" in shown
+    assert "contributor, active" in shown
+
+
+def test_the_demo_shows_which_unit_each_replica_is_in_and_how_many_it_owns() -> None:
+    """Goal: a primary and a contributor with half its weight share ten units; who is alone owns all of them."""
+    shares = assigned(job().vnodes[0], 40, 4)
+    own = split([Share(ReplicaId("a.1"), 2.0), Share(ReplicaId("a.7"), 1.0)], 40, 4)
+    sizes = {replica: len(batches) // 4 for replica, batches in own.items()}
+    first = {"a.1": own[ReplicaId("a.1")].lowest(), "a.7": (own[ReplicaId("a.7")] - IntervalSet.span(0, 18)).lowest()}
+    assert {replica: (one.num_units, one.in_work) for replica, one in shares.items()} == {
+        replica: (sizes[ReplicaId(replica)], (first[replica] or 0) // 4) for replica in ("a.1", "a.7")
+    }
+    [line] = plain_lines((10.0, seen(4), []))
+    assert f"a@p1+p2 20/40 [p1 {shares['a.1']}, p2 {shares['a.7']}]" in line
+    assert "b@p3 0/40 [10 units assigned, 0 in work]" in line
+    shown = live(story=seen(4), nodes=[])
+    assert "10 units of 4 batches" in shown
+    assert all(column in shown for column in ("units", "in work"))
+
+
+def test_a_unit_is_in_work_until_all_of_it_is_learned_and_none_is_made_up() -> None:
+    alone = job().vnodes[1]
+
+    def in_work(*pairs: tuple[int, int]) -> int | None:
+        alone.replicas[0].report.lineage.CopyFrom(intervals_message(IntervalSet.of(*pairs)))
+        return assigned(alone, 42, 4)["b.2"].in_work
+
+    assert in_work((0, 7)) == 1
+    assert in_work((0, 8)) == 2
+    assert in_work((0, 5), (6, 42)) == 1
+    assert in_work((0, 42)) is None
+    assert assigned(alone, 42, 4)["b.2"].num_units == 11, "the last one is shorter"
+    shared = job().vnodes[0]
+    own = split([Share(ReplicaId("a.1"), 2.0), Share(ReplicaId("a.7"), 1.0)], 100, 1)[ReplicaId("a.1")]
+    shared.replicas[0].report.lineage.CopyFrom(intervals_message(own.first(60)))
+    del shared.replicas[0].report.lineage.intervals[16:]
+    assert assigned(shared, 100, 1)["a.1"].in_work is None, "a view has the lowest sixteen intervals alone"
+
+
+def test_a_piped_demo_tells_of_nodes_when_they_change_and_not_again() -> None:
+    active, suspect = orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_SUSPECT
+    well = [node("1", "a.1", state=active), node("2", "a.7", "b.2", state=active)]
+    well[0].holder = True
+    ill = [well[0], node("2", "a.7", state=suspect, reason="missed 2 beats")]
+    worse = [well[0], node("2", "a.7", state=suspect, reason="missed 3 beats")]
+    views = [(1.0, well), (1.2, well), (1.4, ill), (1.6, worse), (6.2, worse)]
+    lines = plain_lines(*((now_s, seen(), nodes) for now_s, nodes in views))
+    assert [line for line in lines if " nodes: " in line] == [
+        "   1.0 s nodes: p1 active, decides a.1; p2 active a.7, b.2",
+        "   1.4 s nodes: p1 active, decides a.1; p2 suspect a.7 (missed 2 beats)",
+    ]
+    assert len(lines) == 4, "and of the job every five seconds"
