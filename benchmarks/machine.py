@@ -1,11 +1,13 @@
-"""What a measurement ran on, in words that name no host and no user."""
+"""What a measurement ran on, in words that name no host and no user; as a script it prints one JSON object."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +54,7 @@ def commit() -> str:
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
     return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(describe()) + "\n")

@@ -2,7 +2,7 @@
 
 A document holds ``<!-- table: NAME ARGUMENT -->`` and ``<!-- end of table -->``; what lies between the two lines belongs to this script. Sources: the
 proto files with their comments, the error tree, `dcnr.limits`, the settings classes, the command line as typer knows it, the registry of
-components, ``docs/glossary.toml``, and for codes the calls that raise them.
+components, ``docs/glossary.toml``, the committed runs of the demo, and for codes the calls that raise them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from dcnr.cli import orchestrator as orchestrator_command
 from dcnr.cli import pnode as pnode_command
 from dcnr.cli import schemas
 from dcnr.cli.homes import PREFIXES
+from dcnr.demo import record
 from gateway.app import description
 from gateway.errors import CODES
 from gateway.metrics import CATALOGUE
@@ -356,16 +357,22 @@ def adrs(_: str) -> str:
     return table(("number", "decision"), rows)
 
 
+def demo(name: str) -> str:
+    """What the committed run of an example came to."""
+    path = ROOT / "examples" / name / record.NAME
+    told = record.rows(json.loads(path.read_text())) if path.exists() else [("runs on a quiet machine", "none is committed yet")]
+    return table(("", name), told)
+
+
 def modules() -> list[Path]:
     """Hand-written modules of all packages."""
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "v1" not in path.parts)
 
 
 TABLES: Final[Mapping[str, Callable[[str], str]]] = {
-    "adrs": adrs, "cli": cli, "codes": codes, "components": components, "enum": enum, "errors": error_classes, "exit-codes": exit_codes, "fields": fields,
-    "glossary": glossary, "limits": limits_table, "messages": messages, "metrics": metrics, "rest-codes": rest_codes, "rest-routes": rest_routes,
-    "services": services, "settings": settings_table,
-    "why": why,
+    "adrs": adrs, "cli": cli, "codes": codes, "components": components, "demo": demo, "enum": enum, "errors": error_classes, "exit-codes": exit_codes,
+    "fields": fields, "glossary": glossary, "limits": limits_table, "messages": messages, "metrics": metrics, "rest-codes": rest_codes,
+    "rest-routes": rest_routes, "services": services, "settings": settings_table, "why": why,
 }  # fmt: skip
 
 

@@ -12,7 +12,21 @@ from dcnr.demo.story import Story
 from dcnr.v1 import orchestrator_pb2
 
 WHOLE_LIMIT_S: Final = 900.0
-"""From the first step to the last check; the comparison with backprop comes after it."""
+"""From the first step to the last check; the comparison with backprop comes after it, and has as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What end-to-end backprop reaches on the same graph and batches, in one process."""
+
+    exits: tuple[tuple[str, float, float], ...] = ()
+    """VNode, accuracy, loss in nats, of every exit."""
+    took_s: float = 0.0
+    threads: int = 0
+    trouble: str = ""
+    """Why it is not known; empty where it is."""
+    is_late: bool = False
+    """That is because it had not ended in time: the machine is slow, nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,5 +60,7 @@ class Facts:
     """Why it could not be read."""
     manifest: str = ""
     export: str = ""
-    reference: str = ""
-    """What end-to-end backprop reaches on the same graph and batches; empty where it was not asked for."""
+    reference: Compared | None = None
+    """None where nobody asked for it."""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    """What it ran on, in words that name no host and no user; empty where that is not known."""

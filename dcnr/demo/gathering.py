@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,15 +14,16 @@ from dcnr.audit_ledger import LedgerAudit, audit_ledger
 from dcnr.audit_lineage import VNodeLineage, audit_lineage
 from dcnr.cli.local_door import asked
 from dcnr.demo.examples import Example
-from dcnr.demo.facts import WHOLE_LIMIT_S, Facts
-from dcnr.demo.script import run_script
+from dcnr.demo.facts import WHOLE_LIMIT_S, Compared, Facts
+from dcnr.demo.script import run_script, script_of
 from dcnr.demo.story import Story
-from dcnr.errors import DcnrError
+from dcnr.errors import DcnrError, TimedOut
 from dcnr.intervals import IntervalSet
 from dcnr.sdk.client import AsyncClient
 from dcnr.testing import LocalNetwork, Process
 from dcnr.v1 import local_pb2, model_pb2
 
+MACHINE: Final = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "machine.py"
 LAST_WORD_S: Final = 2.0
 """Nothing waits longer for what one daemon tells."""
 
@@ -50,15 +50,24 @@ async def gather(
     )  # fmt: skip
 
 
-async def reference_of(example: Example, npz: Path, say: Callable[[str], None]) -> str:
-    """What end-to-end backprop reaches on the same graph and budget: a figure beside the others, never a point that must hold."""
+async def reference_of(example: Example, npz: Path, say: Callable[[str], None]) -> Compared:
+    """What end-to-end backprop reaches on the same graph and budget: its figures stand beside the others, and are no point that must hold."""
     say("training the same graph end to end by backprop on the same batches, for comparison (outside every clock)")
     try:
         told = await _script([sys.executable, "-m", "dcnr.demo.reference", str(example.graph), str(npz)])
-    except DcnrError as error:
-        return f"not measured: {error.message}"
-    exits = " / ".join(f"{item['accuracy']:.2%} ({item['loss'] / math.log(2):.3f} bits)" for item in told["exits"])
-    return f"{exits} in {told['seconds']:.0f} s, one process"
+        exits = tuple((str(one["vnode"]), float(one["accuracy"]), float(one["loss"])) for one in told["exits"])
+        return Compared(exits, float(told["seconds"]), int(told["threads"]))
+    except (DcnrError, LookupError, ValueError) as error:
+        trouble = error.message if isinstance(error, DcnrError) else f"it said something else than what was asked: {error!r}"
+        return Compared(trouble=trouble, is_late=isinstance(error, TimedOut))
+
+
+async def machine() -> dict[str, Any]:
+    """What this runs on, as all measurements of the repository say it; nothing where that cannot be told."""
+    try:
+        return await _script([sys.executable, "-P", str(MACHINE)])
+    except (DcnrError, ValueError):
+        return {}
 
 
 async def _lineages(client: AsyncClient, model: str) -> tuple[tuple[VNodeLineage, ...], str]:
@@ -101,10 +110,10 @@ async def ask_lookups(story: Story, pnodes: Sequence[Process]) -> None:
 
 
 async def _script(command: list[str]) -> dict[str, Any]:
-    """Runs a script that prints one JSON object on its last line."""
+    """Runs a script that prints one JSON object on its last line. Raises TimedOut after as long as the whole demo has, DcnrError (``script_failed``)."""
     done = await run_script(command, within_s=WHOLE_LIMIT_S)
     lines = done.out.strip().splitlines()
     if done.code != 0 or not lines:
-        raise DcnrError(f"{Path(command[1]).name} failed: {done.err.strip()[-600:]}", code="script_failed")
+        raise DcnrError(f"{script_of(command)} failed: {done.err.strip()[-600:]}", code="script_failed")
     result: dict[str, Any] = json.loads(lines[-1])
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -34,14 +35,15 @@ def main() -> None:
             chosen
         ]
 
+    threads = os.cpu_count() or 1
     started = time.perf_counter()
     exits = train_backprop(
         stages, registry, batches, num_batches=count, seed=int(graph.train.seed), split="test",
-        num_eval_batches=num_eval_batches(len(arrays["test_y"]), batch_size), threads=2,
+        num_eval_batches=num_eval_batches(len(arrays["test_y"]), batch_size), threads=threads,
     )  # fmt: skip
     seconds = time.perf_counter() - started
     rows = [{"vnode": item.vnode, "accuracy": item.accuracy, "loss": item.loss} for item in exits]
-    sys.stdout.write(json.dumps({"exits": rows, "seconds": seconds}) + "\n")
+    sys.stdout.write(json.dumps({"exits": rows, "seconds": seconds, "threads": threads}) + "\n")
 
 
 if __name__ == "__main__":

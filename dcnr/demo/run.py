@@ -22,8 +22,9 @@ from dataservice.embedded import read_store_file, write_store_file
 from dcnr.crashpoints import reached
 from dcnr.demo.examples import Example, example, prepare_data
 from dcnr.demo.facts import WHOLE_LIMIT_S, Facts
-from dcnr.demo.gathering import ask_lookups, gather, reference_of
+from dcnr.demo.gathering import ask_lookups, gather, machine, reference_of
 from dcnr.demo.questions import ask
+from dcnr.demo.record import NAME, write
 from dcnr.demo.screen import Screen
 from dcnr.demo.story import ACTIVE, Kill, Story
 from dcnr.demo.verdict import verdict_of
@@ -100,6 +101,7 @@ def _run(options: Options, chosen: Example, directory: Path, network: LocalNetwo
         verdict = verdict_of(facts)
         for line in verdict.lines():
             screen.say(line)
+        screen.say(f"all figures: {write(directory, facts, verdict)}")
         if options.keep:
             _keep(network, screen)
         return verdict.exit_code
@@ -113,7 +115,7 @@ def _run(options: Options, chosen: Example, directory: Path, network: LocalNetwo
         return 130
     finally:
         network.stop(hand_over=False)
-        if directory != options.directory and not (directory / "keep").exists():
+        if directory != options.directory:
             _tidy(directory)
 
 
@@ -182,6 +184,7 @@ class _Demo:
 
     async def _whole(self) -> Facts:
         screen, network = self._screen, self._network
+        on = await machine()
         npz = await prepare_data(self._example, self._directory, screen.say)
         try:
             await _thread(network.start)
@@ -215,11 +218,12 @@ class _Demo:
             with screen:
                 await self._train(client, answer.job_id, graph.name)
             await ask(client, graph, npz, screen.say)
-            return await gather(
+            facts = await gather(
                 self._example, self._story, client, network, model=graph.name, job_id=answer.job_id,
                 order=[stage.id for stage in stages_of_graph(graph, client.registry)], npz=npz, directory=self._directory,
                 are_kills_wanted=self._options.kills, elapsed_s=self._now, say=screen.say,
             )  # fmt: skip
+            return replace(facts, machine=on)
 
     async def _attached(self, client: AsyncClient) -> None:
         """Waits until every PNode is attached and lends something; ended by whoever bounds the whole. Raises NotRunning where a process has ended."""
@@ -328,20 +332,28 @@ def _make_empty(directory: Path) -> None:
 
 
 def _tidy(directory: Path) -> None:
-    """Keeps logs and the export, removes the rest."""
+    """Keeps logs, the export and the figures, removes the rest."""
     for path in directory.iterdir():
-        if path.name not in ("log", "export", "result.json", MARK, LOCK_FILE):
+        if path.name not in ("log", "export", NAME, MARK, LOCK_FILE):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def ways_in(network: LocalNetwork) -> list[str]:
+    """Commands that look into a network that goes on: those that were killed are not asked."""
+    pairs = zip(network.orchestrators, network.bootstrap, strict=True)
+    entries = [f"--bootstrap {entry}" for process, entry in pairs if process.alive]
+    homes = [process.home for process in network.pnodes if process.alive]
+    return [
+        f"dcnr job list --network {quote(str(network.network_file))} {' '.join(entries)}",
+        *(f"pnode status --home {quote(str(home))}" for home in homes[:1]),
+    ]
 
 
 def _keep(network: LocalNetwork, screen: Screen) -> None:
     screen.say("")
     screen.say("the network goes on; Ctrl-C ends it. Try, in another terminal:")
-    for line in (
-        f"  dcnr job list --network {quote(str(network.network_file))} --bootstrap {network.bootstrap[0]}",
-        f"  pnode status --home {quote(str(network.pnodes[-1].home))}",
-    ):
-        screen.say(line)
+    for line in ways_in(network):
+        screen.say(f"  {line}")
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(1)

@@ -32,8 +32,13 @@ async def run_script(command: Sequence[str], *, within_s: float) -> Ended:
             async with asyncio.timeout(within_s):
                 out, err = await process.communicate()
         except TimeoutError:
-            raise TimedOut(f"{Path(command[1]).name} took longer than {within_s:.0f} s", code="script_timeout") from None
+            raise TimedOut(f"{script_of(command)} took longer than {within_s:.0f} s", code="script_timeout") from None
     return Ended(process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+def script_of(command: Sequence[str]) -> str:
+    """The name of what Python is told to run: the first word after it that is no flag."""
+    return next((Path(word).name for word in command[1:] if not word.startswith("-")), command[0])
 
 
 @contextlib.asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -63,6 +64,37 @@ def test_ctrl_c_ends_the_demo(short: Path, moment: str, flags: tuple[str, ...], 
         assert "interrupted: ending every process of the demo" in demo.text
         assert "Traceback" not in demo.text, demo.text
     assert {path.name for path in short.iterdir()} == outside
+
+
+def test_a_demo_that_keeps_its_network_says_how_it_is_asked_and_ended_and_leaves_nothing_then(short: Path) -> None:
+    """Goal: its verdict stays its exit code: the script that loads the export says other bits than the network."""
+    folder, directory = example(short / "example", passes=2), short / "demo"
+    (folder / "use_export.py").write_text("print('{\"bits_per_byte\": 9.5}')\n")
+    with (
+        nothing_left(directory, short / "tmp"),
+        Command(
+            DEMO, str(folder), str(directory), "--no-kills", "--keep", cwd=short, environment={"TMPDIR": str(short / "tmp")}
+        ) as demo,
+    ):
+        demo.line("the network goes on; Ctrl-C ends it")
+        listing = demo.line("  dcnr job list --network").split()
+        status = demo.line("  pnode status --home").split()
+        homes = {str(directory / name) for name in ("o1", "o2", "p1", "p2")}
+        assert homes <= {word for process in processes_of(directory) for word in process.cmdline()}, "all of it runs"
+        jobs = run("-m", "dcnr.cli.dcnr", *listing[1:], code=0, environment={"DCNR_HOME": str(short / "home")})
+        assert "completed" in jobs
+        assert "active" in run("-m", "dcnr.cli.pnode", *status[1:], code=0)
+        demo.interrupt()
+        assert demo.end(SOON_S) == 1, demo.text
+        assert "Traceback" not in demo.text, demo.text
+    kept = json.loads((directory / "result.json").read_text())
+    assert (kept["format"], kept["example"], kept["held"]) == ("dcnr-demo-1", "tiny", False)
+    failed = [one["what"] for one in kept["points"] if not one["held"]]
+    assert "the export in plain torch gives the same bits per byte" in failed
+    assert all(f"[FAILED] {what}" in demo.text for what in failed)
+    assert kept["batches"]["durable"] == {"a": 80, "b": 80}
+    assert kept["machine"]["cores"] >= 1
+    assert f"all figures: {directory / 'result.json'}" in demo.text
 
 
 def test_the_demo_does_not_empty_a_directory_that_it_did_not_make(short: Path) -> None:

@@ -1,4 +1,4 @@
-"""The demo with a tiny example: ``python trouble_demo.py EXAMPLE DIRECTORY [--no-kills] [STORE_URL KEYS]``; it ends as the real one does."""
+"""The demo with a tiny example: ``python trouble_demo.py EXAMPLE DIRECTORY [--no-kills] [--keep] [STORE_URL KEYS]``; it ends as the real one does."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ PNODES = (LocalPNode("p1", 1.0, 512), LocalPNode("p2", 1.0, 512))
 
 if __name__ == "__main__":
     folder, directory, *more = sys.argv[1:]
-    url, keys, *_ = [*(word for word in more if word != "--no-kills"), "", ""]
+    url, keys, *_ = [*(word for word in more if not word.startswith("--")), "", ""]
     chosen = Example("tiny", "tiny", Path(folder), "CC0", "a teacher", 60.0, as_bytes=True)
     options = Options(
         directory=Path(directory),
         reference=False,
         kills="--no-kills" not in more,
+        keep="--keep" in more,
         store_url=url,
         store_file=Path(keys) if keys else None,
     )

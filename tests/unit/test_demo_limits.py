@@ -17,7 +17,7 @@ from rich.console import Console
 from dcnr.children import Child, executed
 from dcnr.demo import examples, gathering
 from dcnr.demo.facts import WHOLE_LIMIT_S
-from dcnr.demo.run import PNODES, Options, _Demo, _network
+from dcnr.demo.run import PNODES, Options, _Demo, _network, ways_in
 from dcnr.demo.screen import Screen
 from dcnr.demo.script import Ended
 from dcnr.errors import NotRunning, TimedOut, Unavailable
@@ -143,3 +143,17 @@ def test_a_pnode_that_ended_is_not_waited_for(short: Path) -> None:
         attached(short, process, Clock())
     process.popen.stdin.close()
     assert told.value.code == "process_ended"
+
+
+def test_who_keeps_the_network_is_sent_to_those_that_run(short: Path) -> None:
+    """Goal: the first orchestrator and the first PNode were killed on the way, and the commands that are named still work."""
+    network = local(short, FAILS, FOR_EVER, FOR_EVER, start_limit_s=5.0)
+    with pytest.raises(Unavailable):
+        network.start()
+    network.pnodes += network.orchestrators
+    try:
+        listing, status = ways_in(network)
+        assert listing.endswith(f"network.json --bootstrap {network.bootstrap[1]} --bootstrap {network.bootstrap[2]}")
+        assert status == f"pnode status --home {network.orchestrators[1].home}"
+    finally:
+        network.stop(hand_over=False)

@@ -13,7 +13,7 @@ import pytest
 from dcnr.audit_ledger import LedgerAudit
 from dcnr.audit_lineage import VNodeLineage
 from dcnr.demo.examples import Example
-from dcnr.demo.facts import WHOLE_LIMIT_S, Facts
+from dcnr.demo.facts import WHOLE_LIMIT_S, Compared, Facts
 from dcnr.demo.run import Options, in_time, run_demo
 from dcnr.demo.story import Accused, Kill, Resumed, Story
 from dcnr.demo.verdict import MAX_BITS, MIN_ACCURACY, verdict_of
@@ -47,7 +47,23 @@ SAME_IMAGES = "the export in plain torch gives the same number of correct images
 FEW_BITS = "the last exit has at most 2.45 bits per byte"
 DEEPER = "and is at least 0.03 better than the first"
 SAME_BITS = "the export in plain torch gives the same bits per byte"
-COMMON = {JOB_DONE, IN_TIME, LINEAGES, KILLED, RESTORED, TAKEN_OVER, BOTH, CAUGHT, JUDGED, TAKEN_BACK, AGAIN, NOBODY_ELSE, LEDGER}
+COMPARED = "the comparison with backprop was made"
+COMMON = {
+    JOB_DONE,
+    IN_TIME,
+    LINEAGES,
+    KILLED,
+    RESTORED,
+    TAKEN_OVER,
+    BOTH,
+    CAUGHT,
+    JUDGED,
+    TAKEN_BACK,
+    AGAIN,
+    NOBODY_ELSE,
+    LEDGER,
+    COMPARED,
+}
 
 
 def ledger(
@@ -114,9 +130,10 @@ def lineage(vnode: str, *pnodes: str, num_batches: int = N, exact: bool = True) 
 
 
 LINES = (lineage("a"), lineage("b"))
+BACKPROP = Compared((("a", 0.98, 2.3 * math.log(2)), ("b", 0.996, 2.2 * math.log(2))), took_s=12.0, threads=2)
 IMAGES = Facts(
     example="mnist", time_limit_s=180.0, story=story(), names={CHEAT: "p6", HONEST: "p1"}, order=("a", "b"), job=job(), took_s=200.0,
-    are_kills_wanted=True, plain={"correct": 995, "count": 1000}, lineages=LINES, durable={"a": N, "b": N}, ledger=ledger(),
+    are_kills_wanted=True, reference=BACKPROP, plain={"correct": 995, "count": 1000}, lineages=LINES, durable={"a": N, "b": N}, ledger=ledger(),
     manifest="m", export="e",
 )  # fmt: skip
 TEXTS = replace(IMAGES, example="text", plain={"bits_per_byte": 2.2001, "sample": "def"})
@@ -144,6 +161,7 @@ OF_ALL: list[tuple[str, Change, set[str]]] = [
     ("nobody blames it", lambda f: replace(f, ledger=ledger(verdict=Judgement.DROPPED)), {JUDGED}),
     ("caught before it did any", lambda f: replace(f, ledger=ledger(accepted=False)), {JUDGED, AGAIN}),
     ("its work is in a state", lambda f: replace(f, lineages=(LINES[0], lineage("b", HONEST, CHEAT))), {TAKEN_BACK}),
+    ("no comparison", lambda f: replace(f, reference=Compared(trouble="reference failed: no such array")), {COMPARED}),
     ("a false ledger", lambda f: replace(f, ledger=ledger(trouble="interval h1 credits other batches")), {LEDGER}),
     ("an unreadable ledger", lambda f: replace(f, ledger=None, no_ledger="gone"), {CAUGHT, JUDGED, TAKEN_BACK, AGAIN, LEDGER}),
 ]  # fmt: skip
@@ -197,6 +215,25 @@ def test_a_run_without_kills_is_not_held_to_them() -> None:
     verdict = verdict_of(replace(IMAGES, story=told, are_kills_wanted=False))
     assert verdict.exit_code == 0
     assert not any("SIGKILL" in point.what or "killed" in point.what for point in verdict.points)
+
+
+def test_a_comparison_that_is_late_fails_nothing_and_is_said_loudly() -> None:
+    """Goal: a slow machine is not wrong, and nobody overlooks that a figure is missing."""
+    late = verdict_of(replace(IMAGES, reference=Compared(trouble="reference took longer than 900 s", is_late=True)))
+    assert late.exit_code == 0
+    assert dict(late.figures)["backprop, same graph and budget"] == "NOT MEASURED"
+    assert COMPARED not in {point.what for point in late.points}
+    assert late.lines()[-3:] == [
+        "NOT MEASURED: backprop, same graph and budget: reference took longer than 900 s",
+        "",
+        "the demo held in every point",
+    ]
+
+
+def test_who_asks_for_no_comparison_gets_none() -> None:
+    verdict = verdict_of(replace(IMAGES, reference=None))
+    assert verdict.exit_code == 0
+    assert not any("backprop" in line for line in verdict.lines())
 
 
 def figures(facts: Facts) -> dict[str, str]:
