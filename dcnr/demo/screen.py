@@ -64,9 +64,7 @@ class Screen:
             return
         if (hosts := [self._host(node) for node in nodes]) != self._last_nodes:
             self._last_nodes = hosts
-            reasons = [f" ({node.reason})" if node.state != orchestrator_pb2.NODE_STATE_ACTIVE else "" for node in nodes]
-            told = [" ".join(part for part in host if part) + why for host, why in zip(hosts, reasons, strict=True)]
-            self.say(f"{now_s:6.1f} s nodes: {'; '.join(told)}")
+            self.say(f"{now_s:6.1f} s nodes: {'; '.join(' '.join(part for part in host if part) for host in hosts)}")
         if now_s - self._last_plain_s >= PLAIN_EVERY_S:
             self._last_plain_s = now_s
             job = story.job
@@ -139,7 +137,7 @@ def _shares(item: orchestrator_pb2.VNodeView, story: Story) -> dict[str, Assigne
 def _cells(share: Assigned | None) -> tuple[str, str]:
     if share is None:
         return "", ""
-    return str(share.num_units), "-" if share.in_work is None else str(share.in_work)
+    return str(share.num_units), share.span
 
 
 def _exit(item: orchestrator_pb2.VNodeView) -> str:

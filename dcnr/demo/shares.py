@@ -18,12 +18,17 @@ class Assigned:
     pnode_id: str
     num_units: int
     """That it owns."""
-    in_work: int | None
-    """The lowest of them that it has not learned whole; None: there is none, or the view does not reach so far."""
+    in_work: tuple[int, int] | None
+    """First batch and end of the lowest unit of them that it has not learned whole; None: there is none, or the view does not reach so far."""
+
+    @property
+    def span(self) -> str:
+        """The batches of the unit in work."""
+        return f"{self.in_work[0]}-{self.in_work[1] - 1}" if self.in_work is not None else "-"
 
     def __str__(self) -> str:
-        told = f"{self.num_units} units assigned"
-        return told if self.in_work is None else f"{told}, {self.in_work} in work"
+        told = f"{self.num_units} units"
+        return told if self.in_work is None else f"{told}, batches {self.span} in work"
 
 
 def num_units(num_batches: int, unit_batches: int) -> int:
@@ -42,14 +47,17 @@ def assigned(item: orchestrator_pb2.VNodeView, num_batches: int, unit_batches: i
         replica = one.assignment.replica
         own = whole if len(shares) < 2 else owned(ReplicaId(replica), shares, num_batches, unit_batches)
         units = sum(num_units(end, unit_batches) - first // unit_batches for first, end in own.pairs())
-        found[replica] = Assigned(one.assignment.pnode_id, units, _in_work(one.report, own, unit_batches))
+        found[replica] = Assigned(one.assignment.pnode_id, units, _in_work(one.report, own, num_batches, unit_batches))
     return found
 
 
-def _in_work(report: orchestrator_pb2.ReplicaReport, own: IntervalSet, unit_batches: int) -> int | None:
+def _in_work(
+    report: orchestrator_pb2.ReplicaReport, own: IntervalSet, num_batches: int, unit_batches: int
+) -> tuple[int, int] | None:
     pairs = [(int(one.first), int(one.end)) for one in report.lineage.intervals]
     lowest = (own - IntervalSet.of(*pairs)).lowest()
     is_cut = len(pairs) >= MAX_INTERVALS
     if lowest is None or (is_cut and lowest >= pairs[-1][1]):
         return None
-    return lowest // unit_batches
+    first = lowest // unit_batches * unit_batches
+    return first, min(first + unit_batches, num_batches)

@@ -133,9 +133,10 @@ class Story:
 
     def _replicas(self, item: orchestrator_pb2.VNodeView) -> None:
         """What is durable of a VNode, and who is there beside its primary."""
-        self.durable[item.vnode] = int(item.working.step)
-        if item.working.digest and not item.working.step:
-            self.first_states.add(item.working.digest)
+        if item.HasField("working"):  # an orchestrator that has read no manifest yet says nothing of it
+            self.durable[item.vnode] = int(item.working.step)
+            if not item.working.step:
+                self.first_states.add(item.working.digest)
         self.primaries.add(item.assignment.replica)
         for other in siblings(item):
             if other.report.state == ACTIVE:
@@ -179,14 +180,14 @@ class Story:
 
     def _resumed(self, kill: Kill, moved: list[orchestrator_pb2.VNodeView]) -> None:
         """With what the copies in the place of those that were killed begin."""
+        for vnode in kill.durable.keys() - kill.resumed.keys():
+            kill.durable[vnode] = min(kill.durable[vnode], self.durable.get(vnode, 0))
         for item in moved:
             report = item.report
             life = (report.replica, int(report.incarnation))
             if item.vnode not in kill.resumed and report.replica == item.assignment.replica and life in self.restored_at:
                 is_new = report.restored_from in {"", *self.first_states} and life not in self.contributors
                 kill.resumed[item.vnode] = Resumed(kill.durable.get(item.vnode, 0), self.restored_at[life], is_new)
-        for vnode in kill.durable.keys() - kill.resumed.keys():
-            kill.durable[vnode] = min(kill.durable[vnode], self.durable.get(vnode, 0))
 
     def _after_orchestrator(self, now_s: float, kill: Kill, view: orchestrator_pb2.WatchJobResponse) -> None:
         if view.job.epoch > kill.epoch and view.job.holder != kill.node_id:

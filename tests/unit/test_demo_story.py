@@ -79,6 +79,7 @@ def restored(
     kill = Kill("PNode", "p1", "p1", 1.5, ("a",), durable=dict(story.durable))
     story.kills.append(kill)
     story.seen(2.0, working(view(first, gone="p1"), "ten", durable_after))
+    story.seen(2.5, view(first, gone="p1"))
     after = working(view(second, gone="p1"), "later", 50)
     after.job.vnodes[0].report.restored_from = restored_from
     story.seen(3.0, after)
