@@ -35,7 +35,6 @@ FRAMES: Final = {1 * limits.MIB: 256, 4 * limits.MIB: 64, 64 * limits.MIB: 4}
 ONE_BY_ONE: Final = {1 * limits.MIB: 64, 4 * limits.MIB: 32, 64 * limits.MIB: 4}
 PROFILE_S: Final = 8.0
 PROFILE_SIZE: Final = 4 * limits.MIB
-PROFILE_FILE: Final = "handover_profile.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def run(options: Options) -> Result:
                 row |= {"local_mb_s": round(size * frames / 1e6 / local["seconds"], 1), "local_hop_us": round(local["hop_us"], 1)}
                 result.rounds.append(row)
         if options.profile:
-            write_profile(ours, bare)
+            result.profile = profile_of(ours, bare)
     conclude(result)
     return result
 
@@ -135,8 +134,8 @@ def pair(kind: str) -> Iterator[Pair]:
         yield Pair(sender, receiver)
 
 
-def write_profile(ours: Pair, bare: Pair) -> None:
-    """Samples both ends while frames stream, and writes where the time goes."""
+def profile_of(ours: Pair, bare: Pair) -> str:
+    """Samples both ends while frames stream: where the time goes."""
     mib = PROFILE_SIZE // limits.MIB
     parts = [f"Where the time goes while frames of {mib} MiB stream, codec raw (both ends, bare grpc.aio first)."]
     for title, implementation in (("grpc.aio", bare), ("ours", ours)):
@@ -148,9 +147,7 @@ def write_profile(ours: Pair, bare: Pair) -> None:
             parts.append(f"== {title}, {name}\n" + thread_table(before[name], thread_cpu_s(pid), megabytes, "MB"))
     for name, process in (("sender", ours.sender), ("receiver", ours.receiver)):
         parts.append(f"== ours, {name}\n" + summary(_sample_while_streaming(ours, process.pid)))
-    path = ROOT / "benchmarks" / "results" / PROFILE_FILE
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("\n\n".join(parts) + "\n")
+    return "\n\n".join(parts)
 
 
 def _sample_while_streaming(ours: Pair, pid: int) -> Stacks:

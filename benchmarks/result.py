@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 FORMAT: Final = "dcnr-benchmark-1"
+PROFILE: Final = "_profile.txt"
+"""Ends the name of a profile; its first line is the machine of the result beside it."""
 Row = dict[str, Any]
 
 
@@ -61,6 +63,8 @@ class Result:
     ratios: Row = field(default_factory=dict)
     targets: list[Target] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    profile: str = ""
+    """Where the time went in this run; empty: nobody asked."""
 
     def document(self, machine: Row) -> Row:
         """Everything, as it is written."""
@@ -71,10 +75,13 @@ class Result:
         }  # fmt: skip
 
     def write(self, directory: Path, machine: Row) -> Path:
-        """Writes ``<benchmark>.json``."""
+        """Writes ``<benchmark>.json``, and beside it the profile of the same run under the same machine and commit; that of an earlier run goes."""
         directory.mkdir(parents=True, exist_ok=True)
-        path = directory / f"{self.benchmark}.json"
+        path, profile = directory / f"{self.benchmark}.json", directory / f"{self.benchmark}{PROFILE}"
         path.write_text(json.dumps(self.document(machine), indent=1) + "\n")
+        profile.unlink(missing_ok=True)
+        if self.profile:
+            profile.write_text(f"{json.dumps(machine)}\n\n{self.profile}\n")
         return path
 
 

@@ -31,7 +31,6 @@ REFERENCE_BATCHES: Final = 150
 QUICK_REFERENCE_BATCHES: Final = 20
 THREADS: Final = (1, 2)
 PROFILE_S: Final = 10.0
-PROFILE_FILE: Final = "training_profile.txt"
 KINDS: Final = ("worker", "pnode", "orchestrator", "store", "client")
 
 
@@ -53,7 +52,9 @@ def run(options: Options) -> Result:
             measured = reference(chain, threads, QUICK_REFERENCE_BATCHES if options.quick else REFERENCE_BATCHES)
             row[f"one_process_{threads}_threads_samples_s"] = round(measured["samples_s"], 1)
             row[f"one_process_{threads}_threads_cpu_ms_per_sample"] = round(measured["cpu_ms_per_sample"], 4)
-        row |= asyncio.run(train(chain, _num_orchestrators(options), profile=options.profile and number == 0))
+        trained, profile = asyncio.run(train(chain, _num_orchestrators(options), profile=options.profile and number == 0))
+        row |= trained
+        result.profile = result.profile or profile
         row["ratio"] = rounded(ratio(row["network_samples_s"], best(row)))
         result.rounds.append(row)
     conclude(result)
@@ -93,8 +94,9 @@ def _num_orchestrators(options: Options) -> int:
     return 1 if options.quick else 3
 
 
-async def train(chain: Chain, num_orchestrators: int, *, profile: bool) -> Row:
-    """A fresh network from start to the last learned batch."""
+async def train(chain: Chain, num_orchestrators: int, *, profile: bool) -> tuple[Row, str]:
+    """A fresh network from start to the last learned batch, and where its time went; the latter only if asked."""
+    seen = ""
     pnodes = [LocalPNode(f"p{number + 1}", cores=1.0, memory_mb=chain.memory_mb_for_one()) for number in range(chain.num_stages)]
     async with running(pnodes, num_orchestrators=num_orchestrators) as bench:
         await bench.stage(chain)
@@ -103,7 +105,7 @@ async def train(chain: Chain, num_orchestrators: int, *, profile: bool) -> Row:
             await job.training()
             before, from_batches = bench.cpu_s(), _learned(job)
             if profile:
-                await write_profile(bench, job)
+                seen = await profile_of(bench, job)
                 before, from_batches = bench.cpu_s(), _learned(job)
             await job.until(lambda: job.meter.ended_s is not None, TRAIN_LIMIT_S, "end of training")
             after, to_batches = bench.cpu_s(), _learned(job)
@@ -114,19 +116,20 @@ async def train(chain: Chain, num_orchestrators: int, *, profile: bool) -> Row:
     samples = (to_batches - from_batches) * chain.batch_size
     cpu = {kind: 1e3 * (after[kind] - before[kind]) / samples for kind in KINDS} if samples else {}
     total = sum(value for kind, value in cpu.items() if kind != "client") if cpu else None
-    return {
+    row = {
         "network_samples_s": rounded(rate * chain.batch_size if rate else None, 1), "network_cpu_ms_per_sample": rounded(total, 4),
         **{f"network_cpu_ms_per_sample_{kind}": rounded(value, 4) for kind, value in cpu.items()},
         "placed_on": len(set(placed.values())),
     }  # fmt: skip
+    return row, seen
 
 
 def _learned(job: Run) -> float:
     return sum(job.meter.learned(vnode) for vnode in job.meter.vnodes) / len(job.meter.vnodes)
 
 
-async def write_profile(bench: BenchNetwork, job: Run) -> None:
-    """Samples the worker of a middle stage while the network trains, and writes where its time goes and what the other processes take."""
+async def profile_of(bench: BenchNetwork, job: Run) -> str:
+    """Samples the worker of a middle stage while the network trains: where its time goes, and what the other processes take."""
     middle = job.meter.vnodes[len(job.meter.vnodes) // 2]
     daemon = bench.process_of(job.place_of(middle))
     pid = next(item.pid for item in family(daemon.pid) if item.pid != daemon.pid)
@@ -143,6 +146,4 @@ async def write_profile(bench: BenchNetwork, job: Run) -> None:
         f"== the worker of {middle}\n" + thread_table(threads, after, done, "batch"),
         f"== the worker of {middle}\n" + summary(stacks),
     ]
-    path = ROOT / "benchmarks" / "results" / PROFILE_FILE
-    path.parent.mkdir(exist_ok=True)
-    await asyncio.to_thread(path.write_text, "\n\n".join(parts) + "\n")
+    return "\n\n".join(parts)

@@ -19,7 +19,7 @@ from benchmarks.merging import WAYS
 from benchmarks.meter import Meter
 from benchmarks.profiles import parse, summary, thread_cpu_s, thread_table
 from benchmarks.refusals import refusals_of
-from benchmarks.result import Options, Result, Target
+from benchmarks.result import PROFILE, Options, Result, Target
 from benchmarks.tolerances import table_of
 from trust.ledger import Verdict
 from vnode.checks.tolerances import table, tolerances_for
@@ -238,6 +238,30 @@ def test_a_profile_names_the_functions_and_threads_that_take_the_time() -> None:
     used = thread_cpu_s(os.getpid())
     assert sum(used.values()) > 0
     assert "ms per batch" in thread_table({}, used, 10, "batch")
+
+
+def strange_profiles(directory: Path) -> list[str]:
+    """Names of profiles whose machine, commit or load is not that of the result beside them."""
+    found = []
+    for path in sorted(directory.glob(f"*{PROFILE}")):
+        result = path.with_name(path.name.removesuffix(PROFILE) + ".json")
+        if path.read_text().partition("\n")[0] != json.dumps(json.loads(result.read_text())["machine"]):
+            found.append(path.name)
+    return found
+
+
+def test_a_committed_profile_is_of_the_run_that_its_result_is_of(tmp_path: Path) -> None:
+    assert strange_profiles(command.DEFAULT_OUT) == [], "run the benchmark again with --profile"
+    result = Result("training", "t", {}, profile="where the time goes")
+    result.write(tmp_path, {"commit": "a1"})
+    assert strange_profiles(tmp_path) == []
+    profile = tmp_path / f"training{PROFILE}"
+    assert profile.read_text().endswith("where the time goes\n")
+    document = json.loads((tmp_path / "training.json").read_text())
+    (tmp_path / "training.json").write_text(json.dumps(document | {"machine": {"commit": "b2"}}))
+    assert strange_profiles(tmp_path) == [profile.name]
+    Result("training", "t", {}).write(tmp_path, {"commit": "b2"})
+    assert not profile.exists(), "a run without a profile leaves none of an earlier one"
 
 
 def test_committed_figures_follow_from_their_rounds_and_the_document_shows_them() -> None:
