@@ -24,13 +24,13 @@ AT_ONCE = 10
 
 
 class Clock:
-    """The machine's clocks; tests move the wall clock of a whole network forward."""
+    """The loop's time and the machine's wall clock; tests move the wall clock of a whole network forward."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return asyncio.get_running_loop().time()
 
     def wall(self) -> float:
         return time.time() + self.ahead_s
@@ -115,13 +115,13 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 async def timed(work: Sequence[Awaitable[object]]) -> tuple[list[object], list[float]]:
-    """What came of it, and the seconds of each, sorted. `AT_ONCE` at a time: all nodes share one thread, and one that is asked by all at once is late."""
-    gate = asyncio.Semaphore(AT_ONCE)
+    """What came of it, and the seconds of each by the loop's time, sorted. `AT_ONCE` at a time."""
+    gate, time = asyncio.Semaphore(AT_ONCE), asyncio.get_running_loop().time
 
     async def one(job: Awaitable[object]) -> tuple[object, float]:
         async with gate:
-            since = time.perf_counter()
-            return await job, time.perf_counter() - since
+            since = time()
+            return await job, time() - since
 
     done = await asyncio.gather(*(one(job) for job in work))
     return [d[0] for d in done], sorted(d[1] for d in done)

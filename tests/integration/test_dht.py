@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import uvloop
 from dht_rig import Owner, Recording, contact, network, run, timed, until, verify
+from dht_still import run_still
 
 from dcnr.errors import InvalidInput
 from dcnr.ids import NodeId
 from membership.dht import MAX_DATAGRAM_BYTES, DhtDirectory
 from membership.dht_walk import REPLICATION
 from membership.directory import record_key
+
+P50_S, WORST_S = 1.0, 5.0
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
@@ -154,28 +157,29 @@ def test_a_newcomer_is_handed_the_records_it_should_keep() -> None:
 
 @pytest.mark.parametrize("share", [0.3, 0.5])
 def test_look_ups_and_stores_stay_fast_when_many_nodes_fall_silent(share: float) -> None:
-    """kademlia: after 30 % of the nodes died a set takes 30 s."""
+    """kademlia: after 30 % of the nodes died a set takes 30 s and a get up to 10 s. In time that passes only while everybody waits."""
 
     async def scenario() -> None:
-        async with network(40) as net:
+        async with network(50) as net:
             owner = Owner()
-            records = {f"k{i}": owner.sign(f"k{i}", 1) for i in range(40)}
+            records = {f"k{i}": owner.sign(f"k{i}", 1) for i in range(50)}
             for key, record in records.items():
                 assert await net.rng.choice(net.nodes).put(key, record) > 0
-            for node in net.rng.sample(net.nodes, int(40 * share)):
+            for node in net.rng.sample(net.nodes, int(50 * share)):
                 await net.kill(node)
             got, get_s = await timed([net.rng.choice(net.nodes).get(key) for key in records])
             assert got == list(records.values())
-            later = {f"n{i}": owner.sign(f"n{i}", 1) for i in range(40)}
+            later = {f"n{i}": owner.sign(f"n{i}", 1) for i in range(50)}
             acks, put_s = await timed([net.rng.choice(net.nodes).put(key, record) for key, record in later.items()])
             assert min(int(str(a)) for a in acks) >= REPLICATION - 2
-            assert [await net.rng.choice(net.nodes).get(key) for key in later] == list(later.values())
-            for seconds in (get_s, put_s):  # far from the 30 s of waiting for the silent in turn; the benchmark holds the figure
-                assert seconds[len(seconds) // 2] <= 10.0
-                assert seconds[-1] <= 20.0
+            found, found_s = await timed([net.rng.choice(net.nodes).get(key) for key in later])
+            assert found == list(later.values())
+            for seconds in (get_s, put_s, found_s):
+                assert seconds[len(seconds) // 2] <= P50_S
+                assert seconds[-1] <= WORST_S
             await until(lambda: any(node.stats().num_dead for node in net.nodes))
 
-    run(scenario())
+    run_still(scenario())
 
 
 def test_a_silent_node_is_forgotten_and_comes_back_when_heard() -> None:
