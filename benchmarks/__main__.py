@@ -23,6 +23,7 @@ NAMES: Final = (
     "bad_deltas",
     "startup",
     "failure",
+    "predictions",
     "store_away",
     "suspicion",
     "gossip",

@@ -3,23 +3,31 @@ goes on, and the rate meanwhile. A suspect keeps what it has; whoever is taken f
 
 One network and one long job of small steps; every fault waits until the network has recovered from the one before, and the killed process is started
 again on the same home. Times are taken from the views of the network, ten a second.
+
+Deciders are killed in a network of their own, whose job has a tempo below what two cores can do: a rate that scatters by itself tells nothing of a kill. There
+the longest time in which some VNode learned nothing, from the kill to the next decision, stands beside that of as long a time just before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
+from pathlib import Path
 from typing import Final
 
 from benchmarks.jobs import Chain
+from benchmarks.moments import heard, longest_s, telling
 from benchmarks.network import BenchNetwork, LocalPNode, Run, family, running
 from benchmarks.result import Options, Result, Row, Target, largest, median, ratio, rounded
+from chaos.pulse import Pulse
 from dcnr.demo.story import Kill, Story
 
 CHAIN: Final = Chain("failure", num_stages=4, width=128, batch_size=64, samples=12_800, passes=10_000)
 QUICK: Final = Chain("failure", num_stages=2, width=64, batch_size=32, samples=12_800, passes=10_000)
 CHECKPOINT_S: Final = 5.0
 NUM_PNODES: Final = 5
+MEMORY_MB: Final = 1024
 PNODE_KILLS: Final = 50
 """So many that the largest stands for the 99th percentile."""
 MIN_FAULTS: Final = 10
@@ -33,6 +41,14 @@ TRAINING_WORST_S: Final = 15.0
 SILENCE_LIMIT_S: Final = 7.0
 DARK_LIMIT_S: Final = 20.0
 DECISION_LIMIT_S: Final = 15.0
+BATCHES_PER_S: Final = 10.0
+"""Tempo of the job whose deciders are killed."""
+PEER_S: Final = DECISION_LIMIT_S
+"""Undisturbed training before a decider is killed: as long as a decision may take."""
+STILL_LIMIT_S: Final = 1.0
+"""No VNode learns nothing for longer because its decider is gone."""
+STILL: Final = ("still_s", "still_before_s")
+"""Longest times in which a VNode learned nothing: from the kill to the next decision, and in as long a time just before."""
 TOLD_LATER: Final = "This run did not tell when somebody was taken for gone: it stands with the time at which what it had was placed elsewhere, which is later."
 
 
@@ -44,10 +60,11 @@ def run(options: Options) -> Result:
     settings = {
         **chain.settings(), "num_pnodes": num_pnodes, "num_orchestrators": num_orchestrators, "checkpoint_s": CHECKPOINT_S,
         "pnode_kills": kills, "decider_kills": others, "pnodes_gone_dark": others, "steady_s": 2.0 if options.quick else STEADY_S,
+        "batches_per_s": BATCHES_PER_S, "peer_s": 5.0 if options.quick else PEER_S,
     }  # fmt: skip
     result = Result("failure", "Killed PNodes, killed deciders, machines that go dark", settings)
-    kinds = ["pnode"] * kills + ["decider"] * others + ["dark"] * others
-    asyncio.run(_faults(result, chain, kinds))
+    asyncio.run(_pnode_faults(result, chain, ["pnode"] * kills + ["dark"] * others))
+    asyncio.run(_decider_faults(result, chain, others))
     conclude(result)
     return result
 
@@ -56,7 +73,9 @@ def conclude(result: Result) -> None:
     """Medians, largest values and targets from the rounds alone."""
     for kind in ("pnode", "decider", "dark"):
         rows = [{**row, "gone_s": row.get("gone_s", row["decided_s"])} for row in result.rounds if row["fault"] == kind]
-        for key in ("suspected_s", "gone_s", "decided_s", "training_s", "rate_kept"):
+        for key in ("suspected_s", "gone_s", "decided_s", "training_s", "rate_kept", *STILL):
+            if key in STILL and kind != "decider":
+                continue
             values = [row.get(key) for row in rows]
             result.medians[f"{kind}_{key}"] = {"p50": rounded(median(values)), "max": rounded(largest(values)), "faults": len(rows)}
     p50 = {name: value["p50"] for name, value in result.medians.items()}
@@ -69,6 +88,13 @@ def conclude(result: Result) -> None:
             "PNode killed: its VNodes train elsewhere, largest", worst["pnode_training_s"], TRAINING_WORST_S, "s", at_least=False
         ),
         Target("decider killed: another decides, largest", worst["decider_decided_s"], DECISION_LIMIT_S, "s", at_least=False),
+        Target(
+            "decider killed: longest time in which a VNode learned nothing until another decides",
+            worst["decider_still_s"],
+            STILL_LIMIT_S,
+            "s",
+            at_least=False,
+        ),
         Target("decider killed: training rate kept, median", p50["decider_rate_kept"], 0.95, "ratio", at_least=True),
         Target("PNode gone dark: taken for gone, largest", worst["dark_gone_s"], SILENCE_LIMIT_S, "s", at_least=False),
         Target("PNode gone dark: its VNodes train elsewhere, largest", worst["dark_training_s"], DARK_LIMIT_S, "s", at_least=False),
@@ -78,9 +104,9 @@ def conclude(result: Result) -> None:
         result.notes = [TOLD_LATER]
 
 
-async def _faults(result: Result, chain: Chain, kinds: list[str]) -> None:
+async def _pnode_faults(result: Result, chain: Chain, kinds: list[str]) -> None:
     steady_s = float(result.settings["steady_s"])
-    pnodes = [LocalPNode(f"p{number + 1}", cores=1.0, memory_mb=1024) for number in range(result.settings["num_pnodes"])]
+    pnodes = [LocalPNode(f"p{number + 1}", cores=1.0, memory_mb=MEMORY_MB) for number in range(result.settings["num_pnodes"])]
     async with running(pnodes, num_orchestrators=result.settings["num_orchestrators"]) as bench:
         await bench.stage(chain)
         job = await bench.submit(chain, checkpoint_s=CHECKPOINT_S)
@@ -90,8 +116,26 @@ async def _faults(result: Result, chain: Chain, kinds: list[str]) -> None:
             await job.training()
             for number, kind in enumerate(kinds):
                 await _steady(job, steady_s)
-                row = await (_decider_fault if kind == "decider" else _pnode_fault)(bench, job, story, number, kind, steady_s)
+                row = await _pnode_fault(bench, job, story, number, kind, steady_s)
                 result.rounds.append({"round": number, "fault": kind, **row})
+
+
+async def _decider_faults(result: Result, chain: Chain, count: int) -> None:
+    before, peer_s = len(result.rounds), float(result.settings["peer_s"])
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        moments = Path(scratch)
+        pnodes = [telling(f"p{number + 1}", MEMORY_MB, moments) for number in range(result.settings["num_pnodes"])]
+        async with running(pnodes, num_orchestrators=result.settings["num_orchestrators"]) as bench, heard(moments) as pulse:
+            await bench.stage(chain)
+            job = await bench.submit(chain, checkpoint_s=CHECKPOINT_S, batches_per_s=float(result.settings["batches_per_s"]))
+            story = Story()
+            job.hears.append(story.seen)
+            async with job.followed():
+                await job.training()
+                for number in range(count):
+                    await _steady(job, peer_s)
+                    row = await _decider_fault(bench, job, story, pulse, peer_s)
+                    result.rounds.append({"round": before + number, "fault": "decider", **row})
 
 
 async def _steady(job: Run, steady_s: float) -> None:
@@ -124,7 +168,7 @@ async def _pnode_fault(bench: BenchNetwork, job: Run, story: Story, number: int,
     return {"hosted": len(hosted), **_times(kill), **await _rate(job, kill, steady_s), "recovered": recovered}
 
 
-async def _decider_fault(bench: BenchNetwork, job: Run, story: Story, number: int, kind: str, steady_s: float) -> Row:
+async def _decider_fault(bench: BenchNetwork, job: Run, story: Story, pulse: Pulse, peer_s: float) -> Row:
     """Kills the orchestrator that holds the head and starts it again when another one decides."""
     victim = bench.process_of(job.job.holder)
     learned = sum(story.learned.values())
@@ -134,8 +178,13 @@ async def _decider_fault(bench: BenchNetwork, job: Run, story: Story, number: in
     story.kills[:] = [kill]
     await bench.kill(victim)
     recovered = await _settled(job, kill)
+    span_s = (kill.decided_s or time.monotonic()) - kill.at_s
+    still = {
+        "still_s": rounded(longest_s(pulse, job.meter.vnodes, kill.at_s, kill.at_s + span_s)),
+        "still_before_s": rounded(longest_s(pulse, job.meter.vnodes, kill.at_s - min(span_s, peer_s), kill.at_s)),
+    }
     await asyncio.to_thread(bench.network.restart, victim)
-    return {**_times(kill), **await _rate(job, kill, steady_s), "recovered": recovered}
+    return {**_times(kill), **await _rate(job, kill, peer_s), **still, "recovered": recovered}
 
 
 async def _settled(job: Run, kill: Kill) -> bool:

@@ -94,10 +94,17 @@ class BenchNetwork:
         await self.client.stage(Source(str(path), DATASET, "CC0-1.0", "synthetic"))
         path.unlink()
 
-    async def submit(self, chain: Chain, *, checkpoint_s: float, checkpoint_steps: int = 10**6) -> Run:
-        """Submits the chain; watch it with `Run.follow`."""
+    async def submit(
+        self, chain: Chain, *, checkpoint_s: float, checkpoint_steps: int = 10**6, batches_per_s: float = 0.0, key: str = ""
+    ) -> Run:  # fmt: skip
+        """Submits the chain; watch it with `Run.followed`. ``batches_per_s``: its tempo, 0 for none; ``key``: tells jobs of one chain apart."""
         graph = chain.graph()
-        options = JobOptions(idempotency_key=chain.name, checkpoint_s=checkpoint_s, checkpoint_steps=checkpoint_steps)
+        options = JobOptions(
+            idempotency_key=f"{chain.name}{key}",
+            checkpoint_s=checkpoint_s,
+            checkpoint_steps=checkpoint_steps,
+            batches_per_s=batches_per_s,
+        )
         answer = await self.client.submit(graph, [self.key], options)
         vnodes = tuple(vnode.id for vnode in graph.vnodes)
         return Run(self, answer.job_id, chain.name, Meter(chain.num_batches, vnodes))

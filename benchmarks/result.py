@@ -96,6 +96,12 @@ def median_of(rows: Sequence[Row], key: str) -> float | None:
     return median(row.get(key) for row in rows)
 
 
+def quantile(values: Iterable[float | None], share: float) -> float | None:
+    """The least of the values that are there that at least that share of them do not exceed."""
+    there = sorted(value for value in values if value is not None)
+    return there[max(0, math.ceil(share * len(there)) - 1)] if there else None
+
+
 def largest(values: Iterable[float | None]) -> float | None:
     """The largest of the values that are there."""
     return max((value for value in values if value is not None), default=None)

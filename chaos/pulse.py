@@ -41,6 +41,16 @@ class Pulse:
         gaps = [gap for vnode in vnodes if (gap := _longest(self._moments.get(vnode, []), at_s)) is not None]
         return max(gaps, default=None)
 
+    def stillness_s(self, vnodes: Iterable[str], from_s: float, to_s: float) -> float | None:
+        """The longest time of a span in which some VNode of these learned nothing, the ends of the span included; None where one of them was never seen to."""
+        longest = 0.0
+        for vnode in vnodes:
+            if not (moments := self._moments.get(vnode)):
+                return None
+            within = [from_s, *(at_s for at_s in moments if from_s < at_s < to_s), to_s]
+            longest = max(longest, *(later - earlier for earlier, later in pairwise(within)))
+        return longest
+
 
 def _longest(moments: list[float], at_s: float) -> float | None:
     """Of gaps that end after the fault, and begin soon after it at the latest."""

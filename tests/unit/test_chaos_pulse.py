@@ -28,6 +28,19 @@ def test_a_gap_is_what_no_replica_fills() -> None:
     assert pulse.gap_s(["sink"], 10.0) is None
 
 
+def test_the_longest_stillness_of_a_span_is_that_of_its_stillest_vnode() -> None:
+    pulse = Pulse()
+    for step in range(100):
+        pulse.learned("a", 100.0 + step * 0.1)
+        if not 50 <= step < 62:
+            pulse.learned("b", 100.0 + step * 0.1)
+    assert pulse.stillness_s(["a"], 103.0, 108.0) == pytest.approx(0.1)
+    assert pulse.stillness_s(["a", "b"], 103.0, 108.0) == pytest.approx(1.3)
+    assert pulse.stillness_s(["b"], 105.5, 106.0) == pytest.approx(0.5), "what reaches beyond the span counts within it"
+    assert pulse.stillness_s(["b"], 120.0, 130.0) == pytest.approx(10.0), "whoever stands still for the whole span"
+    assert pulse.stillness_s(["a", "sink"], 103.0, 108.0) is None
+
+
 def test_the_newest_moment_of_any_machine_counts(tmp_path: Path) -> None:
     pulse = Pulse()
     for moment, process in ((100.0, 17), (100.4, 18), (100.2, 17)):
