@@ -131,6 +131,6 @@ async def _job(bench: BenchNetwork, chain: Chain, number: int) -> list[Row]:
         measured_s = item.report.step_s if math.isfinite(item.report.step_s) else 0.0
         rows.append({
             "job": number, "vnode": item.vnode, "pnode": bench.process_of(pnode).name, "moved": pnode != item.assignment.pnode_id,
-            "steps": int(item.report.num_learned), "predicted_s": rounded(predicted_s, 6), "measured_s": rounded(measured_s, 6),
+            "steps": int(item.report.num_steps), "predicted_s": rounded(predicted_s, 6), "measured_s": rounded(measured_s, 6),
         })  # fmt: skip
     return rows

@@ -185,7 +185,7 @@ RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
         "floor_vnode": _NAME, "loss": _LOSS, "needs": _rows(MAX_NEEDS), "num_forwarded": _COUNT, "num_duplicates": _COUNT, "spool_bytes": _SIZE,
         "exits": _rows(MAX_EXITS), "checkpoint_digest": _MARK, "held_back_by": _NAME, "restored_from": _MARK, "role": _known(model_pb2.Role),
         "unmerged": _as_it_is, "num_merged": _COUNT, "num_refused": _COUNT, "num_unlearned": _as_it_is,
-        "num_durable": _COUNT, "num_unmerged": _COUNT,
+        "num_durable": _COUNT, "num_unmerged": _COUNT, "num_steps": _COUNT,
     },
     "dcnr.v1.NeedReport": {"from_replica": _REPLICA, "batches": _few_intervals, "since_s": _SECONDS, "why": _WORDS},
     "dcnr.v1.ExitResult": {

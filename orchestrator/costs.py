@@ -10,7 +10,8 @@ Memory of a VNode with P parameters, an optimiser with s slots, batch size B and
 
 A replica of a VNode that has several needs five copies of the weights more (`vnode.costs.ReplicaCost.sharing_bytes`).
 
-Disk: three states and a spool of at most 1 GiB and at most a quarter of the disk that is lent. A step costs three times its forward FLOPs.
+Disk: three states and a spool of at most 1 GiB and at most a quarter of the disk that is lent. A step costs three times its forward FLOPs, and
+2e8 besides for all that is no arithmetic (`vnode.costs.STEP_BESIDE_FLOPS`).
 """
 
 from __future__ import annotations

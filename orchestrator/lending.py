@@ -93,11 +93,14 @@ def refused_anew(record: NodeRecord, now: float, failed: Mapping[str, str]) -> b
 
 
 def counted_steps(known: Mapping[str, float], beat: orchestrator_pb2.Beat) -> dict[str, float]:
-    """Seconds per batch by VNode as a beat reports them; those that count already stay while they are about right."""
+    """Seconds per batch by VNode as a beat reports them; those that count already stay while they are about right.
+
+    Counted are steps of this copy: one that was handed over after many batches has still to show how long they take here. Who does not tell is believed.
+    """
     steps: dict[str, float] = {}
     for item in beat.replicas:
         step_s = item.step_s
-        if step_s > 0.0 and item.num_learned >= MEASURED_BATCHES:
+        if step_s > 0.0 and (item.num_steps or item.num_learned) >= MEASURED_BATCHES:
             old = known.get(item.vnode, 0.0)
             steps[item.vnode] = old if old / STEP_CHANGE <= step_s <= old * STEP_CHANGE else step_s
     return steps

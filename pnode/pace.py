@@ -55,7 +55,8 @@ class Pace:
     def end(self, begun: Begun) -> float:
         """That computation has ended: the seconds that it takes of this worker, so that those of all replicas add up to the time that passes.
 
-        Time that several took together is shared out, and the pause that follows belongs to it.
+        Time that several took together is shared out, and the pause that pays for it belongs to it, also where credit spares that pause: who has little to
+        do is no quicker for it when there is more.
         """
         passed_s = self._changed() - begun.at_s
         self._under_way -= 1
@@ -65,9 +66,9 @@ class Pace:
         counted_s, self._counted_s = used_s - self._counted_s, used_s
         if not self._cores:
             return alone_s
-        before_s = self._paid_at_s
-        self._paid_at_s = max(before_s, begun.at_s - CREDIT_S) + counted_s / self._cores
-        return max(alone_s, self._paid_at_s - max(before_s, begun.at_s))
+        due_s = counted_s / self._cores
+        self._paid_at_s = max(self._paid_at_s, begun.at_s - CREDIT_S) + due_s
+        return max(alone_s, due_s)
 
     def owed_s(self) -> float:
         """Seconds until everything used is paid for."""

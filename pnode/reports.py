@@ -54,6 +54,8 @@ class Measured:
     """Position of this VNode among the exits, from 1."""
     num_unlearned: int = 0
     """Batches tried in vain since one was learned."""
+    num_steps: int = 0
+    """Batches of which ``step_s`` is the average."""
 
 
 def replica_report(
@@ -88,6 +90,7 @@ def replica_report(
         num_merged=view.num_merged,
         num_refused=view.num_refused,
         num_unlearned=measured.num_unlearned,
+        num_steps=measured.num_steps,
         num_durable=len(view.durable),
         num_unmerged=len(view.unmerged),
     )

@@ -213,6 +213,7 @@ class ReplicaReport(_message.Message):
     NUM_UNLEARNED_FIELD_NUMBER: _builtins.int
     NUM_DURABLE_FIELD_NUMBER: _builtins.int
     NUM_UNMERGED_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """replica id"""
     vnode: _builtins.str
@@ -259,6 +260,8 @@ class ReplicaReport(_message.Message):
     """size of durable, which a JobView cuts; there an orchestrator counts it itself"""
     num_unmerged: _builtins.int
     """size of unmerged, likewise"""
+    num_steps: _builtins.int
+    """batches that this copy learned here itself: step_s is of these; 0: not told"""
     @_builtins.property
     def lineage(self) -> _common_pb2.IntervalSet:
         """learned"""
@@ -310,10 +313,11 @@ class ReplicaReport(_message.Message):
         num_unlearned: _builtins.int = ...,
         num_durable: _builtins.int = ...,
         num_unmerged: _builtins.int = ...,
+        num_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "lineage", b"lineage", "unmerged", b"unmerged"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_digest", b"checkpoint_digest", "durable", b"durable", "exits", b"exits", "floor", b"floor", "floor_vnode", b"floor_vnode", "held_back_by", b"held_back_by", "incarnation", b"incarnation", "lineage", b"lineage", "loss", b"loss", "needs", b"needs", "num_duplicates", b"num_duplicates", "num_durable", b"num_durable", "num_forwarded", b"num_forwarded", "num_learned", b"num_learned", "num_merged", b"num_merged", "num_refused", b"num_refused", "num_unlearned", b"num_unlearned", "num_unmerged", b"num_unmerged", "rate", b"rate", "reason", b"reason", "replica", b"replica", "restored_from", b"restored_from", "role", b"role", "spool_bytes", b"spool_bytes", "state", b"state", "step_s", b"step_s", "unmerged", b"unmerged", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_digest", b"checkpoint_digest", "durable", b"durable", "exits", b"exits", "floor", b"floor", "floor_vnode", b"floor_vnode", "held_back_by", b"held_back_by", "incarnation", b"incarnation", "lineage", b"lineage", "loss", b"loss", "needs", b"needs", "num_duplicates", b"num_duplicates", "num_durable", b"num_durable", "num_forwarded", b"num_forwarded", "num_learned", b"num_learned", "num_merged", b"num_merged", "num_refused", b"num_refused", "num_steps", b"num_steps", "num_unlearned", b"num_unlearned", "num_unmerged", b"num_unmerged", "rate", b"rate", "reason", b"reason", "replica", b"replica", "restored_from", b"restored_from", "role", b"role", "spool_bytes", b"spool_bytes", "state", b"state", "step_s", b"step_s", "unmerged", b"unmerged", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,6 +42,20 @@ def test_the_duty_cycle_is_that_of_the_limit_and_steps_count_with_their_pauses(s
     assert sorted(taken)[100] == pytest.approx(4 * step_s)
 
 
+def test_a_step_of_whoever_waits_for_others_takes_what_it_would_without_the_wait() -> None:
+    """Goal: a machine with little to do is not told to be as quick as one that lends all of its time, and given work until it is found out."""
+    machine = Machine()
+    pace = Pace(machine, lambda: machine.used_s)
+    pace.limit(0.1)
+    taken = []
+    for _ in range(50):
+        begun = pace.begin()
+        machine.works(0.01)
+        taken.append(pace.end(begun))
+        machine.now_s += 1.0  # longer than what it owes: it begins the next one with all of its credit
+    assert taken == pytest.approx([0.1] * 50)
+
+
 def test_replicas_of_one_worker_share_the_limit() -> None:
     machine = Machine()
     pace = Pace(machine, lambda: machine.used_s)
