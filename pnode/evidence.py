@@ -43,9 +43,14 @@ class Interval:
     path: Path
 
     def write(self, name: str, data: bytes) -> None:
-        """A file whole or not at all, as far as a process's death goes."""
+        """A file whole or not at all, as far as a process's death goes. Raises OSError; no half of it keeps a full disk full then."""
         draft = self.path / f".{name}"
-        draft.write_bytes(data)
+        try:
+            draft.write_bytes(data)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
         reached("evidence.drafted")
         draft.replace(self.path / name)
         reached("evidence.renamed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,13 +125,18 @@ def captured(compute: Compute, info: StateInfo) -> tuple[bytes, str]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """The file whole or not at all, also after a crash."""
+    """The file whole or not at all, also after a crash. Raises OSError; no half of it keeps a full disk full then."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_suffix(".draft")
-    with draft.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
     reached("snapshot.drafted")
     draft.replace(path)
     reached("snapshot.renamed")
