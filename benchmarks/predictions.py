@@ -1,7 +1,7 @@
 """How long a step takes on unlike machines against what the plan said of it: of the first job, predicted from the machines' measured speed alone, and of later
 ones, for which steps have been measured.
 
-One network for each size of step: a machine that lends `QUICK` per cent of a core and one that lends a quarter of that, so that together they leave most of the
+One network for each size of step: a machine that lends `QUICK_PERCENT` of a core and one that lends a quarter of that, so that together they leave most of the
 processor free, and a chain of equal VNodes. The prediction is that of the first plan that a view shows; measured is what the VNode's PNode reports at the
 end, the average of its last fifty steps. Whoever had fewer steps than count is left out, and counted.
 """
@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from benchmarks.jobs import Chain
-from benchmarks.network import BenchNetwork, LocalPNode, Run, running
+from benchmarks.network import ATTACH_S, BenchNetwork, LocalPNode, Run, running
 from benchmarks.result import Options, Result, Row, Target, median, quantile, rounded
 from dcnr.v1 import model_pb2, orchestrator_pb2
 
-QUICK_PERCENT: Final = 32.0
-SLOW_PERCENT: Final = 8.0
+QUICK_PERCENT: Final = 40.0
+SLOW_PERCENT: Final = 10.0
+"""Nobody can lend less (`pnode.lent.limits_of`)."""
 MEMORY_MB: Final = 2048
 NUM_VNODES: Final = 10
 SIZES: Final = {"small": (64, 32), "middle": (256, 64), "large": (512, 256)}
@@ -31,6 +32,7 @@ ENOUGH_STEPS: Final = 32
 WITHIN: Final = 0.30
 FIRST_WITHIN: Final = 0.50
 CHECKPOINT_S: Final = 600.0
+USABLE: Final = (orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_PROBATION)
 JOB_LIMIT_S: Final = 900.0
 KINDS: Final = ("first", "later")
 
@@ -115,6 +117,7 @@ async def _size(settings: Row, size: str) -> list[Row]:
     ]
     async with running(pnodes, num_orchestrators=1) as bench:
         await bench.stage(chain)
+        await bench.until(lambda nodes: sum(node.state in USABLE for node in nodes) == len(pnodes), ATTACH_S)
         return [row for number in range(1 + settings["later_jobs"]) for row in await _job(bench, chain, number)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,4 +51,11 @@ def test_an_accelerator_is_advertised_by_its_own_measure_for_the_time_that_is_le
 
     assert gflops(2.0, 500.0) == 500.0, "two cores drive one accelerator"
     assert gflops(0.25, 500.0) == 125.0, "a quarter of the time"
-    assert gflops(0.25, 0.0) == 2.5, "a processor's are the cores that are lent"
+    assert gflops(0.25, 0.0) == pytest.approx(2.1), "a processor's are the cores that are lent, but for what hosting takes"
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(0.1, 0.06), (0.05, 0.0125), (0.4, 0.36), (4.0, 3.96)])
+def test_what_hosting_takes_anyway_is_not_there_for_steps(cores: float, expected: float) -> None:
+    allowed = replace(ALLOWED, cores=cores)
+    said = capability_of(allowed, Budget(allowed), MACHINE, device="cpu", accepts_work=True)
+    assert (said.gflops, said.cores) == (pytest.approx(expected * MACHINE.gflops_per_core), cores)
