@@ -17,6 +17,7 @@ from benchmarks.jobs import Chain
 from benchmarks.network import ATTACH_S, BenchNetwork, LocalPNode, Run, running
 from benchmarks.result import Options, Result, Row, Target, median, quantile, rounded
 from dcnr.v1 import model_pb2, orchestrator_pb2
+from orchestrator.offers import PLACEABLE
 
 QUICK_PERCENT: Final = 40.0
 SLOW_PERCENT: Final = 10.0
@@ -32,7 +33,6 @@ ENOUGH_STEPS: Final = 32
 WITHIN: Final = 0.30
 FIRST_WITHIN: Final = 0.50
 CHECKPOINT_S: Final = 600.0
-USABLE: Final = (orchestrator_pb2.NODE_STATE_ACTIVE, orchestrator_pb2.NODE_STATE_PROBATION)
 JOB_LIMIT_S: Final = 900.0
 KINDS: Final = ("first", "later")
 
@@ -117,7 +117,7 @@ async def _size(settings: Row, size: str) -> list[Row]:
     ]
     async with running(pnodes, num_orchestrators=1) as bench:
         await bench.stage(chain)
-        await bench.until(lambda nodes: sum(node.state in USABLE for node in nodes) == len(pnodes), ATTACH_S)
+        await bench.until(lambda nodes: sum(node.attached and node.state in PLACEABLE for node in nodes) >= len(pnodes), ATTACH_S)
         return [row for number in range(1 + settings["later_jobs"]) for row in await _job(bench, chain, number)]
 
 
