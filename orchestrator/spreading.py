@@ -1,6 +1,6 @@
 """Work is evened out, to idle nodes first: a volunteer's machine that joins, or comes back when others have taken its place, is of use within seconds.
 
-Only nodes that hold the others up give. Contributors move of each VNode one at a time, and only while all its replicas are at work: nothing waits for
+Only nodes that hold the others up give, and none that is suspected: it keeps what it has. Contributors move of each VNode one at a time, and only while all its replicas are at work: nothing waits for
 them, so records do not count and a small gain is enough. To a node that hosted nothing when the plan was begun they move at once, at most one part of
 everything; to any other one when some seconds have passed without a change. The only copy of a VNode moves only to an idle node, after the same seconds,
 and where all such moves together raise the rate by more than the hysteresis factor, since nothing of it is learned meanwhile; it hands over first
@@ -23,7 +23,7 @@ from orchestrator.board import Board
 from orchestrator.evenness import fair_s, unevenness
 from orchestrator.loads import Load, Seat
 from orchestrator.moving import begin_move, may_move
-from orchestrator.offers import EVEN
+from orchestrator.offers import EVEN, PLACEABLE
 from orchestrator.placement import best, soonest
 
 MAX_GIVERS: Final = 64
@@ -108,7 +108,9 @@ def _may_be_spared(board: Board) -> Callable[[Seat, list[_Move]], bool]:
 
 
 def _moves(board: Board, rules: _Rules) -> list[_Move]:
-    givers = [(-load.seconds, load.offer.node_id) for load in board.loads.values() if load.hosted > 1]
+    givers = [
+        (-load.seconds, load.offer.node_id) for load in board.loads.values() if load.hosted > 1 and load.offer.state in PLACEABLE
+    ]
     heapify(givers)
     pace_s = board.pace_s()
     moves: list[_Move] = []

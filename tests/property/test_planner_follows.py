@@ -216,6 +216,18 @@ def test_pausing_is_a_plan_of_its_own_that_moves_nothing() -> None:
     assert not planner.make(request(stages, nodes, halted.plan, "p2")).stays
 
 
+def test_a_suspect_gives_nothing_to_a_node_that_is_idle() -> None:
+    """Nothing new goes to it meanwhile, so what is even without it is something else; a replica was moved away for that."""
+    stages = (stage(0, 3, 1.0, 87), stage(1, 0, 2.0, 1), stage(2, 0, 1.0, 1))
+    nodes = [node(index, *machine) for index, machine in enumerate([(1, 126), (1, 118), (1, 100), (1, 100), (1, 107), (2, 108)])]
+    plan = make_plan(request(stages, nodes, None, ""), POLICY)
+    nodes[5] = replace(nodes[5], state=SUSPECT, reason="two beats are missing")
+    after = make_plan(request(stages, nodes, plan, "p"), POLICY)
+    mine = [{item.replica for item in made.assignments if item.pnode_id == nodes[5].node_id} for made in (plan, after)]
+    assert len(mine[0]) > 1
+    assert mine[0] == mine[1]
+
+
 @settings(max_examples=40)
 @given(STAGES, st.lists(st.tuples(st.floats(1, 100), st.integers(100, 2500)), min_size=2, max_size=8), st.data())
 def test_a_suspect_keeps_everything_and_gets_nothing(
