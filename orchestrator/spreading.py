@@ -1,10 +1,10 @@
 """Work is evened out, to idle nodes first: a volunteer's machine that joins, or comes back when others have taken its place, is of use within seconds.
 
-Only nodes that hold the others up give, and none that is suspected: it keeps what it has. Contributors move of each VNode one at a time, and only while all its replicas are at work: nothing waits for
-them, so records do not count and a small gain is enough. To a node that hosted nothing when the plan was begun they move at once, at most one part of
-everything; to any other one when some seconds have passed without a change. The only copy of a VNode moves only to an idle node, after the same seconds,
-and where all such moves together raise the rate by more than the hysteresis factor, since nothing of it is learned meanwhile; it hands over first
-(`orchestrator.moving`).
+Only nodes that hold the others up give, and none that is suspected: it keeps what it has. Contributors move of each VNode one at a time, and only while all
+its replicas are at work: nothing waits for them, so records do not count and a small gain is enough. To a node that hosted nothing when the plan was begun
+they move at once, at most one part of everything; to any other one when some seconds have passed without a change. The only copy of a VNode moves only to an
+idle node, after the same seconds, and where all such moves together raise the rate by more than the hysteresis factor, since nothing of it is learned
+meanwhile; it hands over first (`orchestrator.moving`).
 
 Every move lowers `orchestrator.evenness.unevenness` of all nodes, which follows from places and speeds alone: no two plans ever take turns.
 
