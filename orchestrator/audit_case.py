@@ -136,6 +136,15 @@ def given_s(case: Case, *, is_verifier: bool) -> float:
     return (REAUDIT_S if case.doubt_s and not is_verifier else AUDIT_S) * 2.0 ** min(case.num_late, MAX_DOUBLED)
 
 
+def doubted_before(case: Case, report: Report) -> None:
+    """What an earlier desk heard of it: whoever is under doubt stays so."""
+    if case.decision is not None or report.word is not Word.DOUBT or report.auditor in {case.interval.pnode_id, *case.words}:
+        return
+    case.words[report.auditor] = report
+    case.asked.add(report.auditor)
+    case.word_s, case.doubt_s = case.word_s or case.since_s, case.doubt_s or case.since_s
+
+
 def ended_without(case: Case, asked: Asked, now_s: float, *, is_late: bool) -> None:
     """An audit ended, and nothing was said. ``is_late``: its time was too short. A verifier may be asked again a little later."""
     case.num_late, case.unread_s = case.num_late + is_late, 0.0

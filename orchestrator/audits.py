@@ -24,6 +24,7 @@ from orchestrator.audit_case import (
     Asked,
     Case,
     doubt_of,
+    doubted_before,
     ended_without,
     given_s,
     given_up,
@@ -31,6 +32,7 @@ from orchestrator.audit_case import (
     looked_in_vain,
     said_nothing,
     shown,
+    time_for,
     wait_of,
     waits_for_auditor,
     weighed,
@@ -213,13 +215,8 @@ class AuditDesk:
         for report, at_s in zip(reports, heard_s, strict=True):
             if report.word is Word.PASS:
                 self._bundles.told(report.interval, at_s)
-            case = self._cases.get(report.interval)
-            if case is None or case.decision is not None or report.word is not Word.DOUBT or report.auditor in case.words:
-                continue
-            if report.auditor != case.interval.pnode_id:
-                case.words[report.auditor] = report
-                case.asked.add(report.auditor)
-                case.word_s, case.doubt_s = case.word_s or case.since_s, case.doubt_s or case.since_s
+            if (case := self._cases.get(report.interval)) is not None:
+                doubted_before(case, report)
         self._actions += self._accounts.settle()
 
     def proven(self, intervals: Mapping[str, str]) -> None:
