@@ -26,9 +26,9 @@ from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from examples.byzantine.behaviours import BEHAVIOURS, Behaviour
 from examples.byzantine.worker import CheatingCompute
-from orchestrator.audit_case import LOOK_S
+from orchestrator.audit_case import GIVE_UP_S, LOOK_S
 from orchestrator.audit_events import Bundle, People, Report, SendTask, VerifyRecord, Word
-from orchestrator.audits import GIVE_UP_S, AuditDesk
+from orchestrator.audits import AuditDesk
 from trust.auditors import Candidate
 from trust.comparison import Outcome, judge
 from trust.draw import MIN_SECRET_BYTES, Secret

@@ -1,9 +1,9 @@
 """One open interval at the audit desk: who was asked, what was said, and what follows from that. Pure.
 
-A pass is believed from whom it was asked. A fault whose record does not hold counts as a doubt, and is looked at with own eyes. A doubt is over when two
-others find nothing; where two others share it own eyes decide, and where these cannot, the interval is taken back and nobody is blamed. So it is where the
-verifier finds a fault that it cannot prove: what it found wrong never passes. That an interval cannot be verified is believed of the verifier, and of two
-where it cannot look, unless somebody could.
+A pass is believed from whom it was asked. A fault whose record does not hold counts as a doubt, and is looked at with own eyes. Where there are none, one whose
+record holds as far as it can be read without them is a doubt that somebody measured. A doubt is over when two others find nothing; where two others share it
+own eyes decide, and where these cannot, the interval is taken back and nobody is blamed. So it is where the verifier finds a fault that it cannot prove: what
+it found wrong never passes. That an interval cannot be verified is believed of the verifier, and of two where it cannot look, unless somebody could.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ LONGEST_CHALLENGE_S: Final = 600.0
 """So long an accused that is here has to show its evidence: that leaves many homes slowly."""
 LOOK_S: Final = 5.0
 """Where nobody can audit now, somebody is looked for again after this time."""
+GIVE_UP_S: Final = 300.0
+"""What was said counts after this time, where nobody is left whose word would be worth waiting for."""
 UNREAD_S: Final = 600.0
 """So long the store may say that it does not have the commits of an interval; then nobody will ever know whether what is shown of it is all of it."""
 GONE: Final = frozenset(("state_missing", "commit_unread"))
@@ -74,6 +76,8 @@ class Case:
     """Auditors that are verifiers."""
     verifying: set[str] = field(default_factory=set)
     """Auditors whose records are being verified."""
+    unmeasured: set[str] = field(default_factory=set)
+    """Auditors that tell of a fault which nobody here can measure: what their records say is signed by the accused, and about this interval."""
     word_s: float = 0.0
     doubt_s: float = 0.0
     fault_s: float = float("-inf")
@@ -145,6 +149,19 @@ def doubted_before(case: Case, report: Report) -> None:
     case.word_s, case.doubt_s = case.word_s or case.since_s, case.doubt_s or case.since_s
 
 
+def unread(case: Case, auditor: str) -> None:
+    """Its record cannot be had: as if it had said nothing."""
+    case.verifying.discard(auditor)
+    case.words.pop(auditor, None)
+
+
+def unmeasured(case: Case, auditor: str, now_s: float) -> None:
+    """What its record holds is signed by the accused and about this interval, and nobody here can measure it."""
+    case.verifying.discard(auditor)
+    case.unmeasured.add(auditor)
+    case.doubt_s = case.doubt_s or now_s
+
+
 def ended_without(case: Case, asked: Asked, now_s: float, *, is_late: bool) -> None:
     """An audit ended, and nothing was said. ``is_late``: its time was too short. A verifier may be asked again a little later."""
     case.num_late, case.unread_s = case.num_late + is_late, 0.0
@@ -203,7 +220,7 @@ def weighed(case: Case, *, can_look: bool, wanted: int = 1, gives_up: bool = Fal
         if can_look and (is_accused or is_shared):
             return 1, True
         if is_shared:
-            return _not_accepted(case, f"{num_over} auditors measured more than the tolerance")
+            return _not_accepted(case, f"{num_over} auditors measured more than the tolerance{_unlooked(case)}")
         return max(1, min(REAUDITORS - passes, REAUDITORS + 1 - num_over)), False
     if passes:
         if (case.is_again or case.is_drawn) and can_look:
@@ -225,7 +242,9 @@ def given_up(case: Case) -> Decision:
         return _not_accepted(case, "its auditor could not, and nobody else is here")
     num_over, passes = _num_over(case), words.count(Word.PASS)
     if num_over > passes and (Word.DOUBT in own or num_over >= REAUDITORS):
-        return _not_accepted(case, f"{num_over} of {len(words)} measured more than the tolerance, and nobody else is here")
+        return _not_accepted(
+            case, f"{num_over} of {len(words)} measured more than the tolerance{_unlooked(case)}, and nobody else is here"
+        )
     return Decision(case.interval.name, Verdict.PASSED, "nobody proved a fault, and nobody else is here")
 
 
@@ -235,8 +254,16 @@ def _not_accepted(case: Case, reason: str) -> Decision:
 
 
 def _num_over(case: Case) -> int:
-    """Auditors that measured a little more than the tolerance. A fault whose record does not hold is no measurement."""
-    return sum(one.word is Word.DOUBT for one in case.words.values())
+    """Auditors that measured more than the tolerance. A fault whose record does not hold is no measurement."""
+    return len(_over(case))
+
+
+def _over(case: Case) -> list[str]:
+    return sorted(name for name, one in case.words.items() if one.word is Word.DOUBT or name in case.unmeasured)
+
+
+def _unlooked(case: Case) -> str:
+    return ", and there is no verifier here to prove it" if case.unmeasured else ""
 
 
 def shown(case: Case) -> str:
@@ -245,8 +272,8 @@ def shown(case: Case) -> str:
 
 
 def doubt_of(case: Case) -> Doubt | None:
-    """Who measured a little more than the tolerance, if somebody did and nothing is decided."""
-    doubtful = min((name for name, report in case.words.items() if report.word is Word.DOUBT), default="")
+    """Who measured more than the tolerance, if somebody did and nothing is decided."""
+    doubtful = min(_over(case), default="")
     if not doubtful or case.decision is not None:
         return None
     return Doubt(case.interval.name, case.interval.pnode_id, doubtful, case.doubt_s)

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from orchestrator.audit_case import Case
 from orchestrator.audit_events import People
 from trust.auditors import Choice, Subject, choose
-from trust.draw import LAST_AUDITORS, Secret, Task, is_last, task_of
+from trust.draw import Secret, Task, task_of
 from trust.separation import Separation
 from trust.standing import State
 
@@ -24,12 +24,6 @@ def in_turns(cases: Iterable[Case], served: Mapping[str, int]) -> list[Case]:
         of_each.setdefault(case.interval.pnode_id, []).append(case)
     rows = sorted(of_each.items(), key=lambda item: served.get(item[0], 0))
     return [case for turn in zip_longest(*(row for _, row in rows)) for case in turn if case is not None]
-
-
-def others_wanted(case: Case, people: People, *, waits: bool) -> int:
-    """How many auditors must find nothing: more of what a job ends with, while a verifier is worth waiting for; and as the graph asks for it."""
-    ends = waits and is_last(case.interval.batches, case.num_held, people.num_batches)
-    return max(LAST_AUDITORS if ends else 1, people.redundancy.get(case.interval.vnode, 1) - 1)
 
 
 def chosen(

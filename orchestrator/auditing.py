@@ -39,6 +39,7 @@ from orchestrator.beginnings import Beginnings
 from orchestrator.chain import Chain
 from orchestrator.equivocations import Equivocations
 from orchestrator.others_verdicts import OthersVerdicts
+from orchestrator.own_eyes import NO_VERIFIER
 from orchestrator.rehab import Rehab
 from orchestrator.senders import ReadPlan, Seats, held
 from orchestrator.signal import Signal
@@ -387,8 +388,10 @@ class Auditing:
             record, proven = await eyes.fault(self._model, ledger_vnode, action, self._job)
         except DcnrError as error:
             self._say("fault_not_proven", action.auditor, error.message, action.interval)
-            if isinstance(error, Refused | Corrupt):
+            if isinstance(error, Refused | Corrupt | NotFound):  # it was in the store before its auditor told of it
                 desk.verified(action.interval, action.auditor, now(), proven=False)
+            elif error.code == NO_VERIFIER:
+                desk.unmeasured(action.interval, action.auditor, now())
             else:
                 desk.unread(action.interval, action.auditor, now())
         else:

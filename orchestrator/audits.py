@@ -3,8 +3,9 @@
 Only the holder has one, and a new one with each term: what is open stands in the chain of manifests, what auditors said is recalled, and everything else is
 asked again. The accused is asked for its evidence, again and again until a deadline; what nobody can show is unverifiable, and nobody is blamed. Then an
 auditor is chosen (`trust.auditors`), another one where it does not answer. What its words mean is `orchestrator.audit_case.weighed`: a pass is believed from
-whom it was asked; a fault only when this orchestrator has verified the record. Some passes are repeated by the verifier, whose own finding settles
-everything. Every open interval is decided, or has an owner and a deadline (`waits`). A decision is made once, and stands until a manifest shows it.
+whom it was asked; a fault only when this orchestrator has verified the record, and where it cannot, as one of three words that take back and blame nobody.
+Some passes are repeated by the verifier, whose own finding settles everything. Every open interval is decided, or has an owner and a deadline (`waits`). A
+decision is made once, and stands until a manifest shows it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from orchestrator.accounts import FINDINGS, Accounts
 from orchestrator.audit_bundles import Bundles
 from orchestrator.audit_case import (
     CHALLENGE_S,
+    GIVE_UP_S,
     LOOK_S,
     UNCLEAR,
     Asked,
@@ -32,7 +34,8 @@ from orchestrator.audit_case import (
     looked_in_vain,
     said_nothing,
     shown,
-    time_for,
+    unmeasured,
+    unread,
     wait_of,
     waits_for_auditor,
     weighed,
@@ -54,7 +57,8 @@ from orchestrator.audit_events import (
     Word,
 )
 from orchestrator.audit_lapses import Lapses
-from orchestrator.audit_order import chosen, in_turns, is_repeated, others_wanted
+from orchestrator.audit_needs import needs_of
+from orchestrator.audit_order import chosen, in_turns, is_repeated
 from orchestrator.audit_silent import Silent
 from orchestrator.audited_late import opened_late
 from trust.auditors import Choice
@@ -65,8 +69,6 @@ from trust.overturned import Truth
 from trust.separation import Separation
 
 ASK_AGAIN_S: Final = 15.0
-GIVE_UP_S: Final = 300.0
-"""What was said counts after this time, where nobody is left whose word would be worth waiting for."""
 ASKS_AT_ONCE: Final = 64
 """Auditors chosen in one go: with very many open intervals a round stays short."""
 MAX_LATE_TASKS: Final = 1024
@@ -192,8 +194,14 @@ class AuditDesk:
         """The record cannot be had: as if that auditor had said nothing."""
         case = self._cases.get(interval)
         if case is not None and auditor in case.verifying:
-            case.verifying.discard(auditor)
-            case.words.pop(auditor, None)
+            unread(case, auditor)
+            self._advance(now_s)
+
+    def unmeasured(self, interval: str, auditor: str, now_s: float) -> None:
+        """The record is one of this interval, and nobody here can measure it: the word of that auditor stands beside those of others."""
+        case = self._cases.get(interval)
+        if case is not None and auditor in case.verifying:
+            unmeasured(case, auditor, now_s)
             self._advance(now_s)
 
     def equivocated(self, statements: Iterable[str], evidence: str) -> None:
@@ -348,9 +356,8 @@ class AuditDesk:
     def _audit(self, case: Case, now_s: float, asks: int) -> int:
         """Decides the case, or asks whoever is still needed; returns how many were looked for."""
         people = self._people
-        waits = bool(people.verifiers) and not (case.word_s and now_s >= case.word_s + GIVE_UP_S)
-        gives_up = bool(case.blind_s) and now_s >= case.blind_s + GIVE_UP_S
-        found = weighed(case, can_look=bool(people.verifiers), wanted=others_wanted(case, people, waits=waits), gives_up=gives_up)
+        needs = needs_of(case, people, now_s)
+        found = weighed(case, can_look=bool(people.verifiers), wanted=needs.auditors, gives_up=needs.gives_up)
         if isinstance(found, Decision):
             if found.reason == UNCLEAR and not case.is_again:
                 self._lapse(case, now_s, found.reason)
@@ -363,7 +370,7 @@ class AuditDesk:
             asked += 1
             busy = self._doubters.resting(now_s).union(*(other.auditors for other in self._cases.values()))
             last = self._silent.resting(now_s)
-            choice = chosen(case, people, busy, self._secret, self._separation, last=last, own_eyes=own_eyes, waits=waits)
+            choice = chosen(case, people, busy, self._secret, self._separation, last=last, own_eyes=own_eyes, waits=needs.waits)
             if choice is None:
                 self._without(case, now_s)
                 break

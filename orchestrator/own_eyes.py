@@ -39,8 +39,8 @@ PIECE_BYTES: Final = 8 * limits.MIB
 """What is brought from the store is read in pieces of this size."""
 MAX_CACHED_BYTES: Final = 4096 * limits.MIB
 """Of shards and manifests of data sets on the disk; above that all are fetched anew."""
-
-
+NO_VERIFIER: Final = "no_verifier"
+"""Code of what this orchestrator will never measure, however often it is asked."""
 MAX_MEASURED: Final = 64
 """Own findings that are remembered until their records are proven."""
 
@@ -70,26 +70,28 @@ class OwnEyes:
         return audited
 
     async def prove(
-        self, record: model_pb2.FaultRecord, data: bytes, job: Callable[[], Awaitable[JobFacts]], *, bundle: str = ""
-    ) -> Proven:
+        self, record: model_pb2.FaultRecord, data: bytes, job: Callable[[], Awaitable[JobFacts]], *, bundle: str = "", interval: str = "",
+    ) -> Proven:  # fmt: skip
         """What a fault record proves to this process. Raises as `trust.evidence.verify`, and Unavailable where it cannot be measured here and now.
 
-        ``bundle``: from which it has to be measured, if anything has to; none: whichever it names.
+        ``bundle``, ``interval``: from which it has to be measured, if anything has to, and what it has to be about; none: whichever it names.
         What the verifier itself has just found in an audit is not measured again: it would be the same check of the same bytes by the same process.
         """
         try:
             return verify(data, self._network_id, _needs_measuring, 1.0)
-        except _NeedsMeasuring:
-            pass
+        except _NeedsMeasuring as read:
+            about = read.interval
+        if interval and about != interval:
+            raise Refused("a fault record about another interval", code="unproven")
         if bundle and record.bundle_digest != bundle:
             raise Refused("a fault record over other evidence than what was audited", code="unproven")
         if not check_digest(record.bundle_digest):
             raise Corrupt("a fault record that names no bundle", code="bad_evidence")
         residual = self._measured.get(digest_of(data))
         if residual is None:
-            facts = await job()
+            verifier, facts = self._there(), await job()
             async with self._turn, self._laid(facts, record.model, record.vnode, record.bundle_digest) as evidence:
-                residual = await self._there().measure(data, evidence)
+                residual = await verifier.measure(data, evidence)
         return verify(data, self._network_id, lambda exhibit, told: residual, 1.0)
 
     async def word(self, task: model_pb2.AuditTask, job: JobFacts) -> Report:
@@ -106,7 +108,7 @@ class OwnEyes:
     ) -> tuple[model_pb2.FaultRecord, Proven]:
         """The record of a fault that an auditor tells of, proven. Raises as `record` and `prove`; Refused (``unproven``) where it proves anything else."""
         record, data = await self.record(model, vnode, told.record)
-        proven = await self.prove(record, data, lambda: job(record.job_id), bundle=told.bundle)
+        proven = await self.prove(record, data, lambda: job(record.job_id), bundle=told.bundle, interval=told.interval)
         if proven.interval != told.interval or proven.kind != model_pb2.FAULT_KIND_COMPUTATION:
             raise Refused("a fault record about another interval, or about no work", code="unproven")
         return record, proven
@@ -134,7 +136,7 @@ class OwnEyes:
     def _there(self) -> Verifier:
         if self._verifier is None:
             raise Unavailable(
-                "this orchestrator has no verifier", code="no_verifier", remedy="start one with: orchestrator start --verifier"
+                "this orchestrator has no verifier", code=NO_VERIFIER, remedy="start one with: orchestrator start --verifier"
             )
         return self._verifier
 
@@ -178,9 +180,13 @@ class OwnEyes:
 class _NeedsMeasuring(DcnrError):
     """Signatures and form hold: what is left is arithmetic."""
 
+    def __init__(self, interval: str) -> None:
+        super().__init__("to be measured")
+        self.interval = interval
+
 
 def _needs_measuring(exhibit: Exhibit, record: model_pb2.FaultRecord) -> float:
-    raise _NeedsMeasuring("to be measured")
+    raise _NeedsMeasuring(exhibit.interval)
 
 
 class _Draft:

@@ -1,6 +1,6 @@
 """Goal: in any order of reports, deaths, returns, lies and takeovers every open interval is decided once, or has an owner and a deadline; nobody audits itself.
 
-Whatever happened before: where a verifier is there and answers, everything is decided within bounded time.
+Whatever happened before: where a verifier is there and answers, everything is decided within bounded time; where there is none, once auditors answer anything.
 """
 
 from __future__ import annotations
@@ -167,12 +167,14 @@ class Desks(RuleBasedStateMachine):
             self.hears(report)
 
     @precondition(lambda self: self.records)
-    @rule(pick=st.integers(0, 99), outcome=st.sampled_from((True, False, None)))
-    def looks(self, pick: int, outcome: bool | None) -> None:
-        """A record is verified, or cannot be had."""
+    @rule(pick=st.integers(0, 99), outcome=st.sampled_from((True, False, None, "unmeasured")))
+    def looks(self, pick: int, outcome: bool | str | None) -> None:
+        """A record is verified, or cannot be had, or nobody here can measure it."""
         record = self.records.pop(pick % len(self.records))
         if outcome is None:
             self.desk.unread(record.interval, record.auditor, self.now_s)
+        elif isinstance(outcome, str):
+            self.desk.unmeasured(record.interval, record.auditor, self.now_s)
         else:
             self.desk.verified(record.interval, record.auditor, self.now_s, proven=outcome, part="loss")
         self.act()
@@ -250,8 +252,38 @@ class Desks(RuleBasedStateMachine):
         self.hears(Report(task.task_id, task.auditor, task.interval, Word.PASS))
 
 
+class DesksWithoutVerifier(Desks):
+    """No orchestrator that holds the head has a verifier."""
+
+    words: tuple[Word, ...] = (Word.PASS, Word.DOUBT, Word.FAULT, Word.UNVERIFIABLE)
+
+    def ticks(self, seconds: float) -> None:
+        """Time passes, and no verifier comes."""
+        self.has_verifier = False
+        super().ticks(seconds)
+
+    def teardown(self) -> None:
+        """From here on auditors say anything, the accused show their evidence, and the store answers."""
+        self.here, began_s = {one.party.node_id: one for one in NODES}, self.now_s
+        while any(one.verdict is Verdict.OPEN for one in self.intervals.values()):
+            assert self.now_s - began_s < LONGEST_S * (1 + len(self.intervals)), "everything is decided in bounded time"
+            for name in sorted(self.challenged):
+                self.desk.answered(self.intervals[name].pnode_id, name, Bundle("e" * 64, 10), self.now_s)
+            for task in list(self.tasks.values()):
+                del self.tasks[task.task_id]
+                said = self.rng.choice(self.words)
+                self.hears(Report(task.task_id, task.auditor, task.interval, said, "loss", "f" * 64, "d" * 64))
+            for record in self.records:
+                self.desk.unmeasured(record.interval, record.auditor, self.now_s)
+            self.challenged, self.records = {}, []
+            self.ticks(10.0)
+            self.names()
+
+
 TestDesks = Desks.TestCase
 TestDesks.settings = settings(max_examples=100, stateful_step_count=40)
+TestDesksWithoutVerifier = DesksWithoutVerifier.TestCase
+TestDesksWithoutVerifier.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_where_every_auditor_is_silent_a_busy_verifier_has_each_interval_in_turn() -> None:
@@ -262,3 +294,13 @@ def test_where_every_auditor_is_silent_a_busy_verifier_has_each_interval_in_turn
     world.answers(0)
     world.teardown()
     assert {one.verdict for one in world.intervals.values()} == {Verdict.PASSED}
+
+
+def test_where_every_auditor_finds_a_fault_and_nobody_can_measure_it_each_interval_is_taken_back() -> None:
+    """They stayed open for ever, and stopped the replica."""
+    world = DesksWithoutVerifier()
+    world.words = (Word.FAULT,)
+    for accused in (1, 2, 3):
+        world.opens(accused)
+    world.teardown()
+    assert {one.verdict for one in world.intervals.values()} == {Verdict.UNVERIFIABLE}

@@ -14,9 +14,9 @@ import pytest
 from dcnr.intervals import IntervalSet
 from orchestrator.accounts import Accounts
 from orchestrator.audit_bundles import MAX_BUNDLES, Bundles
-from orchestrator.audit_case import AUDIT_S
+from orchestrator.audit_case import AUDIT_S, GIVE_UP_S
 from orchestrator.audit_events import Bundle, Pay, People, Report, SendChallenge, SendTask, VerifyRecord, Word
-from orchestrator.audits import GIVE_UP_S, AuditDesk
+from orchestrator.audits import AuditDesk
 from orchestrator.decider import GRANT_LIFETIME_S
 from trust.auditors import Candidate
 from trust.draw import LAST_BATCHES, LAST_PART, Secret, Task, is_last, task_of

@@ -9,10 +9,10 @@ import pytest
 
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
-from orchestrator.audit_case import Case, given_up, weighed
+from orchestrator.audit_case import GIVE_UP_S, Case, given_up, weighed
 from orchestrator.audit_doubters import MAX_ALONE, WITHIN_S, Doubters
 from orchestrator.audit_events import Bundle, Decision, People, Report, SendTask, Word
-from orchestrator.audits import GIVE_UP_S, AuditDesk
+from orchestrator.audits import AuditDesk
 from trust.auditors import Candidate
 from trust.draw import Secret
 from trust.going_back import Cause

@@ -8,10 +8,10 @@ from itertools import count
 import pytest
 
 from dcnr.intervals import IntervalSet
-from orchestrator.audit_case import LOOK_S
+from orchestrator.audit_case import GIVE_UP_S, LOOK_S
 from orchestrator.audit_events import Bundle, People, Report, SendTask, Word
 from orchestrator.audit_missing import ALONE_S, REMEDY, Missing
-from orchestrator.audits import GIVE_UP_S, AuditDesk
+from orchestrator.audits import AuditDesk
 from trust.auditors import Candidate
 from trust.draw import Secret
 from trust.ledger import MAX_UNCLEARED, Interval, Ledger, Verdict
