@@ -26,6 +26,7 @@ from trust.comparison import judge
 from trust.envelope import sign_apart
 from trust.step_logs import MAX_LOG_BYTES
 from vnode.bundle import Bundle, read_bundle
+from vnode.checks.merges import MAX_REPLICAS
 from vnode.checks.opening import UNVERIFIABLE, Assigned, Opened, Source, open_claim, read_stated
 from vnode.checks.torch_check import Checker
 from vnode.checks.torch_record import Entry
@@ -275,6 +276,20 @@ def test_words_that_no_fault_record_would_hold_are_unverifiable(tmp_path: Path, 
     assert "no fault record" in refused(interval, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("bound", "most", "message"),
+    [
+        ("MAX_STEPS", NUM_STEPS - 1, f"an interval of {NUM_STEPS} entries"), ("MAX_STATEMENTS", 0, "too many"),
+        ("MAX_COMMIT_BYTES", 64, "too large"), ("MAX_LOG_BYTES", 64, "too large"),
+    ],
+)  # fmt: skip
+def test_what_is_above_its_bound_is_refused_before_anything_of_it_is_read(
+    tmp_path: Path, interval: Interval, monkeypatch: pytest.MonkeyPatch, bound: str, most: int, message: str
+) -> None:
+    monkeypatch.setattr(f"vnode.checks.opening.{bound}", most)
+    assert message in refused(interval, tmp_path)
+
+
 def _varint(value: int) -> bytes:
     return bytes((value & 127 | 128, value >> 7 & 127 | 128, value >> 14))
 
@@ -354,7 +369,9 @@ def test_statements_of_others_or_about_something_else_are_unverifiable(tmp_path:
 
 
 def test_a_merge_that_does_not_say_where_it_lies_or_of_how_many_is_unverifiable(tmp_path: Path, interval: Interval) -> None:
-    for merged in (model_pb2.Merged(after=1, replicas=2), model_pb2.Merged(after=len(interval.commit.batches), replicas=1)):
+    after = len(interval.commit.batches)
+    for at, replicas in ((1, 2), (after, 1), (after, MAX_REPLICAS + 1)):
+        merged = model_pb2.Merged(after=at, replicas=replicas)
         del interval.commit.merges[:]
         interval.commit.merges.append(merged)
         assert "a merge that does not say" in refused(interval, tmp_path)

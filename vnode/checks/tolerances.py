@@ -1,7 +1,7 @@
-"""The tolerances of all checks: a committed table that ``python -m benchmarks tolerances`` measures and writes; nothing here is a guess.
+"""The tolerances of all checks: a committed table that ``python -m benchmarks tolerances`` measures and writes. Torch-free.
 
-Each is the largest residual of honest machines that were measured (CPU capabilities, kernels, thread counts, widths, components), times the margin
-that the table states. Torch-free.
+Each is the largest residual of honest machines that were measured (CPU capabilities, kernels, thread counts, widths, components), or a floor where that is
+larger, times the margin that the table states. The floors are a decision (ADR 0073): what other data would have given was not measured.
 """
 
 from __future__ import annotations
