@@ -1,14 +1,17 @@
-"""An independent check of the trust ledger of a job: the whole chain of manifests, the receipts behind what is credited, the evidence behind what failed.
+"""An independent check of the trust ledger of a model: the whole chain of manifests, the receipts behind what is credited, the evidence behind what failed.
 
-Shares no code with the orchestrator's decisions. The chains come from `dcnr.ledger_check`; the newest must begin with the manifest that the signed request
-names. A receipt is what was signed of an interval: its commits in the store, or the delta inside one. States that the newest manifest names must
-still be there. The first entry that does not hold is named.
+Shares no code with the orchestrator's decisions. The chains come from `dcnr.ledger_check`, of every job in which audits were in force; each must begin with
+the manifest that its signed request names. A receipt is what was signed of an interval: its commits in the store, or the delta inside one. All states that the
+newest manifest names must still be there. Of all that does not hold what the chain tells first is named.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dcnr import limits
 from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused
@@ -32,16 +35,19 @@ if TYPE_CHECKING:
 
     from dcnr.sdk.client import AsyncClient
 
+BEGINNING: Final = -1.0
+END: Final = math.inf
+
 
 @dataclass(slots=True)
 class LedgerAudit:
-    """What was found. ``ledgers``: of every job in the chain, the oldest first; the rest is about the last one."""
+    """What was found. ``ledgers``: of every job in the chain, the oldest first; all is about all of them, but for `counts`, `cleared` and `num_states`."""
 
     ledgers: tuple[JobLedger, ...]
     exposures: tuple[Exposure, ...]
     """Of each of them: how much may be wrong without anybody having noticed."""
     trouble: str = ""
-    """The first entry that does not hold; empty if all do."""
+    """The first entry that does not hold, in the order of the chain; empty if all do."""
     num_receipts: int = 0
     num_gone: int = 0
     """Intervals that do not count any more, whose statement is not kept."""
@@ -97,8 +103,6 @@ class LedgerReader:
 
         Raises NotFound (``no_ledger``) where no audits are in force, and Unavailable.
         """
-        last = await self._documents.manifest(newest)
-        request = await self._documents.request(last.job_id)
         ledgers = await read_ledgers(newest, self._documents.manifest)
         if not ledgers:
             raise NotFound(
@@ -106,86 +110,118 @@ class LedgerReader:
                 remedy="audits are in force where the network document says audits = drawn",
             )  # fmt: skip
         audit = LedgerAudit(tuple(ledgers), tuple(exposures_of(ledgers, rules_of(self._policy))))
-        try:
-            self._chains(audit, request)
-            self._heads(audit, last)
-            await self._receipts(audit, newest_plan)
-            await self._evidence(audit)
-            await self._states(audit, last)
-        except (Corrupt, InvalidInput, NotFound, Refused) as error:
-            audit.trouble = error.message
+        ends = [*(one.beginning for one in ledgers[1:]), newest]
+        for ledger, end in zip(ledgers, ends, strict=True):
+            found = await self._job(audit, ledger, end, newest_plan, is_newest=end == newest)
+            if found.first:
+                audit.trouble = found.first if ledger is audit.ledger else f"{ledger.job_id}: {found.first}"
+                break  # what the chain tells later comes later
         return audit
 
-    def _chains(self, audit: LedgerAudit, request: model_pb2.JobRequest) -> None:
-        """The newest begins with the manifest that its signed request names, and each chain holds together."""
-        if audit.ledger.beginning != request.initial_manifest_digest:
-            raise Corrupt(f"the chain does not lead to the manifest that job {request.job_id} began with", code="broken_chain")
-        for one in audit.ledgers:
-            if one.problem:
-                raise Corrupt(f"{one.job_id}: {one.problem}", code="bad_ledger")
+    async def _job(self, audit: LedgerAudit, ledger: JobLedger, end: str, newest_plan: str, *, is_newest: bool) -> _Findings:
+        """All that does not hold of one job, whose last manifest has that digest."""
+        found = _Findings(ledger)
+        with found.at(BEGINNING):
+            request = await self._documents.request(ledger.job_id)
+            if ledger.beginning != request.initial_manifest_digest:
+                raise Corrupt(f"the chain does not lead to the manifest that job {ledger.job_id} began with", code="broken_chain")
+        if found.first:
+            return found
+        await self._receipts(audit, found, newest_plan)
+        await self._evidence(audit, found)
+        with found.at(END):
+            if ledger.problem:
+                raise Corrupt(ledger.problem, code="bad_ledger")
+            last = await self._documents.manifest(end)
+            _check_head(ledger, last)
+            if is_newest:
+                await self._states(audit, last)
+        return found
 
-    def _heads(self, audit: LedgerAudit, last: model_pb2.Manifest) -> None:
-        """The newest manifest names what the folded lines end with, and as cleared what is."""
-        ledger = audit.ledger.chronicle.ledger
-        for entry in last.entries:
-            line = ledger.lines.get(entry.vnode, ())
-            if not line or not entry.working or line[-1].digest != entry.working[0].digest:
-                raise Corrupt(f"{entry.vnode}: the newest manifest goes on from what its line does not end with", code="bad_ledger")
-            cleared = {one.digest for one in line[: ledger.num_cleared(entry.vnode)]}
-            if entry.cleared.digest and entry.cleared.digest not in cleared:
-                raise Corrupt(f"{entry.vnode}: {entry.cleared.digest[:12]} is called cleared and is not", code="bad_ledger")
-
-    async def _receipts(self, audit: LedgerAudit, newest_plan: str) -> None:
+    async def _receipts(self, audit: LedgerAudit, found: _Findings, newest_plan: str) -> None:
         """Every interval that counts has statements of its own replica, about just those batches, and plans had who signed them and what they took in."""
-        place = Place(self._policy.network_id, self._model, audit.ledger.job_id, "")
+        place = Place(self._policy.network_id, self._model, found.job_id, "")
         statements = Statements(self._documents, PlannedCommits(self._documents, newest_plan, place), place)
-        ledger, missing, broken = audit.ledger.chronicle.ledger, list[Interval](), list[NotFound]()
+        ledger, missing = found.ledger, list[Interval]()
         counting = {name for line in ledger.lines.values() for one in line for name in one.intervals}
         for one in sorted(ledger.intervals.values(), key=lambda one: one.number):
-            try:
-                if await statements.check(one, counts=one.name in counting):
+            with found.at(found.named[one.name]):
+                try:
+                    if await statements.check(one, counts=one.name in counting):
+                        audit.num_receipts += 1
+                    else:
+                        missing.append(one)
+                except NotFound as error:
+                    if error.code != "no_statement" or one.name in counting:
+                        raise
+                    audit.num_gone += 1
+        for one in missing:
+            with found.at(found.named[one.name]):
+                if statements.check_delta(one):
                     audit.num_receipts += 1
+                elif one.name in counting:
+                    raise Corrupt(f"interval {one.name[:12]} of {one.vnode}: its statement is not in the store", code="bad_ledger")
                 else:
-                    missing.append(one)
-            except NotFound as error:
-                if error.code != "no_statement":
-                    raise
-                broken += [error] if one.name in counting else []
-                audit.num_gone += one.name not in counting
-        gone = [one for one in missing if not statements.check_delta(one)]
-        audit.num_receipts += len(missing) - len(gone)
-        for one in gone:
-            if one.name in counting:
-                raise Corrupt(f"interval {one.name[:12]} of {one.vnode}: its statement is not in the store", code="bad_ledger")
-        if broken:
-            raise broken[0]
-        audit.num_gone += len(gone)
+                    audit.num_gone += 1
 
-    async def _evidence(self, audit: LedgerAudit) -> None:
+    async def _evidence(self, audit: LedgerAudit, found: _Findings) -> None:
         """Every failure has a record about that interval that its accused signed itself. What the record measures is for whoever has torch."""
-        chronicle = audit.ledger.chronicle
-        for one in chronicle.told:
+        for number, one in enumerate(found.told):
             if one.verdict is Verdict.FAILED:
-                vnode = chronicle.ledger.intervals[one.interval].vnode
-                accused, intervals = _convicted(await self._documents.record(vnode, one.evidence), self._policy.network_id)
-                if accused != one.pnode_id:
-                    raise Corrupt(
-                        f"interval {one.interval[:12]}: its evidence accuses {accused[:8]}, not {one.pnode_id[:8]}",
-                        code="bad_ledger",
-                    )
-                if one.interval not in intervals:
-                    raise Corrupt(f"interval {one.interval[:12]}: its evidence is about another one", code="bad_ledger")
-                audit.faults[one.evidence] = accused
+                with found.at(number):
+                    vnode = found.ledger.intervals[one.interval].vnode
+                    accused, intervals = _convicted(await self._documents.record(vnode, one.evidence), self._policy.network_id)
+                    if accused != one.pnode_id:
+                        raise Corrupt(
+                            f"interval {one.interval[:12]}: its evidence accuses {accused[:8]}, not {one.pnode_id[:8]}",
+                            code="bad_ledger",
+                        )
+                    if one.interval not in intervals:
+                        raise Corrupt(f"interval {one.interval[:12]}: its evidence is about another one", code="bad_ledger")
+                    audit.faults[one.evidence] = accused
 
     async def _states(self, audit: LedgerAudit, last: model_pb2.Manifest) -> None:
         """What the newest manifest names is there, with its digest."""
         for entry in last.entries:
-            for one in {item.digest: item for item in (*entry.working[:1], entry.cleared) if item.digest}.values():
+            for one in {item.digest: item for item in (*entry.working, entry.cleared) if item.digest}.values():
                 ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_STATE, model=self._model, owner=entry.vnode, digest=one.digest)
                 data = await self._documents.data(ref, limits.MAX_OBJECT_BYTES)
                 if digest_of(data) != one.digest:
                     raise Corrupt(f"the state {one.digest[:12]} of {entry.vnode} does not have its digest", code="bad_ledger")
                 audit.num_states += 1
+
+
+class _Findings:
+    """What does not hold of one job, by its place in the chain: the number of the entry that tells of it, `BEGINNING` or `END`."""
+
+    def __init__(self, ledger: JobLedger) -> None:
+        self.job_id, self.ledger, self.told = ledger.job_id, ledger.chronicle.ledger, ledger.chronicle.told
+        self.named: dict[str, float] = {}
+        """By interval: where the chain names it first."""
+        for number, one in enumerate(self.told):
+            self.named.setdefault(one.interval, number)
+        self.first, self._place = "", math.inf
+
+    @contextmanager
+    def at(self, place: float) -> Iterator[None]:
+        """What does not hold in here is noted there; a store that does not answer is no finding."""
+        try:
+            yield
+        except (Corrupt, InvalidInput, NotFound, Refused) as error:
+            if not self.first or place < self._place:
+                self.first, self._place = error.message, place
+
+
+def _check_head(job: JobLedger, last: model_pb2.Manifest) -> None:
+    """The last manifest of a job names what the folded lines end with, and as cleared what is. Raises Corrupt."""
+    ledger = job.chronicle.ledger
+    for entry in last.entries:
+        line = ledger.lines.get(entry.vnode, ())
+        if not line or not entry.working or line[-1].digest != entry.working[0].digest:
+            raise Corrupt(f"{entry.vnode}: the newest manifest goes on from what its line does not end with", code="bad_ledger")
+        cleared = {one.digest for one in line[: ledger.num_cleared(entry.vnode)]}
+        if entry.cleared.digest and entry.cleared.digest not in cleared:
+            raise Corrupt(f"{entry.vnode}: {entry.cleared.digest[:12]} is called cleared and is not", code="bad_ledger")
 
 
 def _convicted(data: bytes, network_id: str) -> tuple[str, tuple[str, ...]]:

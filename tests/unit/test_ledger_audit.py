@@ -33,6 +33,8 @@ class World:
     change: Callable[[model_pb2.Manifest], None] = lambda manifest: None
     objects: dict[tuple[int, str, str], bytes] = field(default_factory=dict)
     commits: list[str] = field(default_factory=list)
+    first_commit: int = 0
+    """Of the job that goes on."""
     states: list[str] = field(default_factory=list)
     newest: str = ""
     plan: str = ""
@@ -42,6 +44,7 @@ class World:
     """Of a contributor, each an interval of its own: the first commit takes them in."""
     credited: model_pb2.Contribution | None = None
     """What is told of each of them, where that is not what it states."""
+    job: str = JOB
     is_anchored: bool = False
     """Whether an anchor lies halfway in the first interval."""
 
@@ -62,7 +65,7 @@ class World:
         self, before: model_pb2.Manifest, parent: str, *changes: model_pb2.Contribution, state: str = ""
     ) -> model_pb2.Manifest:
         made = model_pb2.Manifest(
-            network_id=POLICY.network_id, model=MODEL, number=before.number + 1, parent_digest=parent, job_id=JOB, holder=HOLDER.node_id,
+            network_id=POLICY.network_id, model=MODEL, number=before.number + 1, parent_digest=parent, job_id=self.job, holder=HOLDER.node_id,
             graph_digest=GRAPH, audits=AUDITS_DRAWN, entries=before.entries, contributions=changes,
         )  # fmt: skip
         if state:
@@ -76,18 +79,25 @@ class World:
             network_id=POLICY.network_id, model=MODEL, graph_digest=GRAPH, audits="none",
             entries=[model_pb2.ManifestEntry(vnode="a", working=[model_pb2.Checkpoint(vnode="a", digest=self.states[0])])],
         )  # fmt: skip
-        before, parent = base, self.envelope(data_pb2.OBJECT_KIND_MANIFEST, seal(identity_pb2.DOMAIN_MANIFEST, base, MAINTAINER))
+        parent = self.envelope(data_pb2.OBJECT_KIND_MANIFEST, seal(identity_pb2.DOMAIN_MANIFEST, base, MAINTAINER))
+        return self.learn(base, parent)
+
+    def train_on(self, job: str) -> World:
+        """Another job goes on from where that one ended."""
+        self.job, self.first_commit = job, len(self.commits)
+        data = self.objects[data_pb2.OBJECT_KIND_MANIFEST, "", self.newest]
+        before = model_pb2.Manifest.FromString(identity_pb2.Envelope.FromString(data).payload)
+        return self.learn(before, self.newest)
+
+    def learn(self, before: model_pb2.Manifest, parent: str) -> World:
         request = model_pb2.JobRequest(
-            network_id=POLICY.network_id,
-            job_id=JOB,
-            model=MODEL,
-            graph_digest=GRAPH,
-            initial_manifest_digest=parent,
-            num_batches=12,
-        )
+            network_id=POLICY.network_id, job_id=self.job, model=MODEL, graph_digest=GRAPH, initial_manifest_digest=parent, num_batches=12
+        )  # fmt: skip
         signed = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER).SerializeToString()
-        self.put(data_pb2.OBJECT_KIND_JOB_REQUEST, signed, JOB, "")
-        plan = model_pb2.Plan(network_id=POLICY.network_id, model=MODEL, holder=HOLDER.node_id, job_id=JOB)
+        self.put(data_pb2.OBJECT_KIND_JOB_REQUEST, signed, self.job, "")
+        plan = model_pb2.Plan(
+            network_id=POLICY.network_id, model=MODEL, holder=HOLDER.node_id, job_id=self.job, parent_digest=self.plan
+        )
         plan.assignments.add(replica="a.0", vnode="a", pnode_id=self.led_by.node_id, role=model_pb2.ROLE_PRIMARY, weight=1.0)
         plan.assignments.add(replica="a.1", vnode="a", pnode_id=OTHER.node_id, role=model_pb2.ROLE_CONTRIBUTOR, weight=1.0)
         self.plan = self.envelope(data_pb2.OBJECT_KIND_PLAN, seal(identity_pb2.DOMAIN_PLAN, plan, HOLDER))
@@ -106,7 +116,7 @@ class World:
         return self
 
     def interval(self, index: int, verdict: str) -> model_pb2.Contribution:
-        data = f"state {index}".encode()
+        data = f"state {index} of {self.job}".encode()
         batches = range(4 * index, 4 * index + 4)
         if self.is_anchored and not index:
             self.commit(self.states[-1], [0, 1], merges=self.deltas, anchor_digest="f" * 64)
@@ -121,8 +131,9 @@ class World:
 
     def commit(self, parent: str, batches: Sequence[int], *, merges: Sequence[identity_pb2.Envelope] = (), **ends: str) -> None:
         commit = model_pb2.Commit(
-            network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", replica="a.0", incarnation=1, parent_digest=parent,
-            batches=batches, losses=[1.0] * len(batches), sequence=len(self.commits) + 1, parent_commit=self.commits[-1] if self.commits else "",
+            network_id=POLICY.network_id, model=MODEL, job_id=self.job, vnode="a", replica="a.0", incarnation=1, parent_digest=parent,
+            batches=batches, losses=[1.0] * len(batches), sequence=len(self.commits) + 1,
+            parent_commit=self.commits[-1] if self.commits[self.first_commit :] else "",
             merges=[model_pb2.Merged(after=0, delta=delta, replicas=2) for delta in merges],
             delegation=make_delegation(PNODE, POLICY.network_id, WORKER.public_der, 1, ["127.0.0.1:1"], NOW), **ends,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -301,6 +312,54 @@ def test_evidence_is_about_the_interval_that_failed_by_it(of: int, trouble: str,
     assert found.trouble == (f"interval {world.commits[0][:12]}: {trouble}" if trouble else "")
 
 
+def test_receipts_of_every_job_are_read_and_what_the_chain_tells_first_is_named(tmp_path: Path) -> None:
+    """Only the newest job was looked at: whatever an earlier one had credited, the model that came of it was called right."""
+    world = World().train().train_on("tiny-2")
+    found = audit(world, tmp_path)
+    assert (found.trouble, len(found.ledgers), found.num_receipts) == ("", 2, 6)
+    _drop(world, data_pb2.OBJECT_KIND_COMMIT, "a", world.commits[5])
+    assert audit(world, tmp_path).trouble == f"interval {world.commits[5][:12]} of a: its statement is not in the store"
+    _drop(world, data_pb2.OBJECT_KIND_COMMIT, "a", world.commits[1])
+    assert audit(world, tmp_path).trouble == f"tiny-1: interval {world.commits[1][:12]} of a: its statement is not in the store"
+
+
+def test_what_an_earlier_job_called_cleared_must_have_been(tmp_path: Path) -> None:
+    def change(manifest: model_pb2.Manifest) -> None:
+        if (manifest.job_id, manifest.number) == (JOB, 4):
+            manifest.entries[0].cleared.CopyFrom(manifest.entries[0].working[0])
+
+    assert "is called cleared and is not" in audit(World(change).train().train_on("tiny-2"), tmp_path).trouble
+
+
+def test_a_wrong_verdict_is_named_before_a_receipt_that_the_chain_tells_of_later(tmp_path: Path) -> None:
+    """The third interval is named after the first one has failed, by evidence that is not there."""
+
+    def change(manifest: model_pb2.Manifest) -> None:
+        if manifest.number == 2:
+            one = model_pb2.Contribution()
+            one.CopyFrom(manifest.contributions[0])
+            one.interval, one.verdict, one.evidence = world.commits[0], "failed", "e" * 64
+            one.batches.intervals[0].first, one.batches.intervals[0].end = 0, 4
+            manifest.contributions[0].CopyFrom(one)
+            manifest.retracted.extend(item.digest for item in manifest.entries[0].working[:-1])
+            del manifest.entries[0].working[:-1]
+        if manifest.number == 4:
+            del manifest.contributions[:]
+
+    world = World(change)
+    world.train()
+    _drop(world, data_pb2.OBJECT_KIND_COMMIT, "a", world.commits[2])
+    found = audit(world, tmp_path).trouble
+    assert "no such object" in found
+
+
+def test_every_state_that_the_newest_manifest_names_is_read(tmp_path: Path) -> None:
+    world = World().train()
+    assert audit(world, tmp_path).num_states == 4
+    _drop(world, data_pb2.OBJECT_KIND_STATE, "a", world.states[1])
+    assert not audit(world, tmp_path).holds
+
+
 def test_a_cut_or_edited_chain_is_named(tmp_path: Path) -> None:
     def renumber(manifest: model_pb2.Manifest) -> None:
         manifest.number += manifest.number == 3
@@ -317,7 +376,9 @@ def test_a_cut_or_edited_chain_is_named(tmp_path: Path) -> None:
         if manifest.number == 3:
             manifest.contributions[0].batches.intervals[0].first = 2
 
-    assert "counts a batch twice" in audit(World(twice).train(), tmp_path).trouble
+    assert "credits other batches" in audit(World(twice).train(), tmp_path).trouble, (
+        "the entry itself; that a batch counts twice follows"
+    )
 
 
 def test_without_audits_there_is_no_ledger(tmp_path: Path) -> None:
