@@ -39,7 +39,6 @@ from orchestrator.beginnings import Beginnings
 from orchestrator.chain import Chain
 from orchestrator.equivocations import Equivocations
 from orchestrator.others_verdicts import OthersVerdicts
-from orchestrator.own_eyes import NO_VERIFIER
 from orchestrator.rehab import Rehab
 from orchestrator.senders import ReadPlan, Seats, held
 from orchestrator.signal import Signal
@@ -390,7 +389,7 @@ class Auditing:
             self._say("fault_not_proven", action.auditor, error.message, action.interval)
             if isinstance(error, Refused | Corrupt | NotFound):  # it was in the store before its auditor told of it
                 desk.verified(action.interval, action.auditor, now(), proven=False)
-            elif error.code == NO_VERIFIER:
+            elif error.code == "no_verifier":
                 desk.unmeasured(action.interval, action.auditor, now())
             else:
                 desk.unread(action.interval, action.auditor, now())

@@ -39,8 +39,6 @@ PIECE_BYTES: Final = 8 * limits.MIB
 """What is brought from the store is read in pieces of this size."""
 MAX_CACHED_BYTES: Final = 4096 * limits.MIB
 """Of shards and manifests of data sets on the disk; above that all are fetched anew."""
-NO_VERIFIER: Final = "no_verifier"
-"""Code of what this orchestrator will never measure, however often it is asked."""
 MAX_MEASURED: Final = 64
 """Own findings that are remembered until their records are proven."""
 
@@ -136,7 +134,7 @@ class OwnEyes:
     def _there(self) -> Verifier:
         if self._verifier is None:
             raise Unavailable(
-                "this orchestrator has no verifier", code=NO_VERIFIER, remedy="start one with: orchestrator start --verifier"
+                "this orchestrator has no verifier", code="no_verifier", remedy="start one with: orchestrator start --verifier"
             )
         return self._verifier
 

@@ -45,6 +45,8 @@ class World:
     credited: model_pb2.Contribution | None = None
     """What is told of each of them, where that is not what it states."""
     job: str = JOB
+    overlap: int = 0
+    """Batches that each interval but the first learns once more."""
     is_anchored: bool = False
     """Whether an anchor lies halfway in the first interval."""
 
@@ -117,7 +119,8 @@ class World:
 
     def interval(self, index: int, verdict: str) -> model_pb2.Contribution:
         data = f"state {index} of {self.job}".encode()
-        batches = range(4 * index, 4 * index + 4)
+        first = 4 * index - (self.overlap if index else 0)
+        batches = range(first, 4 * index + 4)
         if self.is_anchored and not index:
             self.commit(self.states[-1], [0, 1], merges=self.deltas, anchor_digest="f" * 64)
             self.commit("f" * 64, [2, 3], state_digest=digest_of(data))
@@ -126,7 +129,7 @@ class World:
         self.states.append(self.put(data_pb2.OBJECT_KIND_STATE, data, "a", digest_of(data)))
         return model_pb2.Contribution(
             vnode="a", replica="a.0", pnode_id=PNODE.node_id, interval=self.commits[-1], verdict=verdict,
-            decided_unix_ms=int(NOW * 1000) + index, batches=common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=4 * index, end=4 * index + 4)]),
+            decided_unix_ms=int(NOW * 1000) + index, batches=common_pb2.IntervalSet(intervals=[common_pb2.Interval(first=first, end=4 * index + 4)]),
         )  # fmt: skip
 
     def commit(self, parent: str, batches: Sequence[int], *, merges: Sequence[identity_pb2.Envelope] = (), **ends: str) -> None:
@@ -379,6 +382,7 @@ def test_a_cut_or_edited_chain_is_named(tmp_path: Path) -> None:
     assert "credits other batches" in audit(World(twice).train(), tmp_path).trouble, (
         "the entry itself; that a batch counts twice follows"
     )
+    assert "counts a batch twice" in audit(World(overlap=1).train(), tmp_path).trouble
 
 
 def test_without_audits_there_is_no_ledger(tmp_path: Path) -> None:
