@@ -262,7 +262,7 @@ def _add_vnode(graph: model_pb2.ModelGraph, entry: Any) -> None:
         _fill(vnode_id, vnode.optimizer, {name: value for name, value in optimizer.items() if name != "name"})
     vnode.replicas = _replicas(vnode_id, entry.get("replicas", 1))
     if "redundancy" in entry:
-        vnode.redundancy = _integer(vnode_id, "redundancy", entry["redundancy"], 1, 1024)
+        vnode.redundancy = _integer(vnode_id, "redundancy", entry["redundancy"], 1, limits.MAX_REDUNDANCY)
 
 
 def _replicas(vnode_id: str, value: Any) -> int:

@@ -33,6 +33,8 @@ MAX_AHEAD_BATCHES: Final = 2 * MAX_INTERVALS - 2
 """How far above the lowest batch that a state lacks its replica learns: even with every second batch missing the lineage is one set on the wire."""
 MAX_ADVERTS_PER_EXCHANGE: Final = 64
 MAX_BOOTSTRAP_ENTRIES: Final = 64
+MAX_REDUNDANCY: Final = 16
+"""Executions of an interval that a graph may ask for: each is somebody else's, of another owner and subnet."""
 MAX_GRAPH_VNODES: Final = 4096
 MAX_GRAPH_BYTES: Final = 1 * MIB
 MAX_DHT_RECORD_BYTES: Final = 1 * KIB

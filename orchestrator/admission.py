@@ -138,6 +138,7 @@ async def _check(facts: JobFacts, policy: NetworkPolicy, store: ObjectStore, loa
                 f"{vnode.id} uses {vnode.component.name!r}, which the network does not allow", code="component_not_allowed",
                 remedy=f"use one of {', '.join(sorted(allowed))}; or its maintainers allow it: dcnr network amend --add-component",
             )  # fmt: skip
+    _check_redundancy(graph, policy)
     bound = int(policy.document.max_vnode_state_bytes) or limits.MAX_OBJECT_BYTES
     for cost in facts.costs:
         if cost.state_bytes > bound:
@@ -147,6 +148,22 @@ async def _check(facts: JobFacts, policy: NetworkPolicy, store: ObjectStore, loa
     check_rate(request.batches_per_s)
     await _check_manifest(facts, policy, store, loader)
     _check_dataset(facts, await _dataset(facts, store))
+
+
+def _check_redundancy(graph: model_pb2.ModelGraph, policy: NetworkPolicy) -> None:
+    """Only audits repeat what was executed: what none of them would ever do is not promised."""
+    for vnode in graph.vnodes:
+        if vnode.redundancy > limits.MAX_REDUNDANCY:
+            raise InvalidInput(
+                f"{vnode.id} asks for {vnode.redundancy} executions, at most {limits.MAX_REDUNDANCY} are made", code="bad_redundancy",
+                vnode=vnode.id, field="redundancy",
+            )  # fmt: skip
+        if vnode.redundancy > 1 and not policy.audits_drawn:
+            raise InvalidInput(
+                f"{vnode.id} asks for {vnode.redundancy} executions, and nothing is repeated in this network: its document says audits = none",
+                code="bad_redundancy", remedy="leave redundancy out; or its maintainers turn audits on: dcnr network amend --audits drawn",
+                vnode=vnode.id, field="redundancy",
+            )  # fmt: skip
 
 
 async def _check_manifest(facts: JobFacts, policy: NetworkPolicy, store: ObjectStore, loader: ViewLoader) -> None:

@@ -191,11 +191,14 @@ def said_nothing(case: Case, asked: Asked, report: Report, now_s: float) -> Deci
     return _not_accepted(case, UNBEGUN) if case.unread_s and now_s >= case.unread_s + UNREAD_S else None
 
 
-def weighed(case: Case, *, can_look: bool, wanted: int = 1, gives_up: bool = False) -> Decision | tuple[int, bool]:
+def weighed(
+    case: Case, *, can_look: bool, wanted: int = 1, executions: int = 0, gives_up: bool = False
+) -> Decision | tuple[int, bool]:
     """The decision, or how many auditors have to be at work and whether only own eyes will do. ``can_look``: this orchestrator is a verifier.
     ``gives_up``: it has not looked for so long that two who cannot verify are believed.
 
-    ``wanted``: auditors that must find nothing: two of what a job ends with; where a graph asks for redundant executions, all but the replica's own.
+    ``wanted``: auditors that must find nothing where no verifier does: two of what a job ends with. ``executions``: how many must find nothing, the verifier
+    among them, where a graph asks for redundant ones.
     """
     name, words = case.interval.name, case.words
     own = {words[auditor].word for auditor in case.own if auditor in words}
@@ -203,7 +206,9 @@ def weighed(case: Case, *, can_look: bool, wanted: int = 1, gives_up: bool = Fal
     doubts = sum(one.word in (Word.DOUBT, Word.FAULT) for one in words.values())
     lacks = sum(one.word is Word.UNVERIFIABLE for one in words.values())
     if Word.PASS in own:
-        return Decision(name, Verdict.PASSED, "the verifier found nothing")
+        return (
+            Decision(name, Verdict.PASSED, "the verifier found nothing") if passes >= executions else (executions - passes, False)
+        )
     if Word.FAULT in own:
         return _not_accepted(case, UNPROVEN)
     can_look = can_look and not own
@@ -212,8 +217,9 @@ def weighed(case: Case, *, can_look: bool, wanted: int = 1, gives_up: bool = Fal
             return 1, True
         return Decision(name, Verdict.UNVERIFIABLE, UNCLEAR, Cause.UNVERIFIABLE)
     if doubts:
-        if passes >= REAUDITORS:
-            return Decision(name, Verdict.PASSED, f"{REAUDITORS} others found nothing")
+        others = max(REAUDITORS, executions)
+        if passes >= others:
+            return Decision(name, Verdict.PASSED, f"{others} others found nothing")
         is_accused = any(one.word is Word.FAULT for one in words.values())
         num_over = _num_over(case)
         is_shared = num_over > REAUDITORS
@@ -221,19 +227,22 @@ def weighed(case: Case, *, can_look: bool, wanted: int = 1, gives_up: bool = Fal
             return 1, True
         if is_shared:
             return _not_accepted(case, f"{num_over} auditors measured more than the tolerance{_unlooked(case)}")
-        return max(1, min(REAUDITORS - passes, REAUDITORS + 1 - num_over)), False
+        return max(1, min(others - passes, REAUDITORS + 1 - num_over)), False
     if passes:
         if (case.is_again or case.is_drawn) and can_look:
             return 1, True
-        if passes < wanted:
+        if passes < (wanted := max(wanted, executions)):
             return wanted - passes, False
         found = "its auditor" if passes == 1 else f"each of {passes} auditors"
         return Decision(name, Verdict.PASSED, f"{found} found nothing")
     return 1, False
 
 
-def given_up(case: Case) -> Decision:
-    """What was said counts, since nobody is left whose word would be worth waiting for. One doubt alone takes nothing back, unless it is the verifier's."""
+def given_up(case: Case, executions: int = 0) -> Decision:
+    """What was said counts, since nobody is left whose word would be worth waiting for. One doubt alone takes nothing back, unless it is the verifier's.
+
+    ``executions``: what its graph asks for; where it passes with fewer, the reason says so.
+    """
     words = [one.word for one in case.words.values()]
     own = {case.words[auditor].word for auditor in case.own if auditor in case.words}
     if Word.FAULT in own:
@@ -245,7 +254,8 @@ def given_up(case: Case) -> Decision:
         return _not_accepted(
             case, f"{num_over} of {len(words)} measured more than the tolerance{_unlooked(case)}, and nobody else is here"
         )
-    return Decision(case.interval.name, Verdict.PASSED, "nobody proved a fault, and nobody else is here")
+    short = f": {passes} of {executions} executions by others that its graph asks for" if passes < executions else ""
+    return Decision(case.interval.name, Verdict.PASSED, f"nobody proved a fault, and nobody else is here{short}")
 
 
 def _not_accepted(case: Case, reason: str) -> Decision:

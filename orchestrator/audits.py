@@ -357,7 +357,8 @@ class AuditDesk:
         """Decides the case, or asks whoever is still needed; returns how many were looked for."""
         people = self._people
         needs = needs_of(case, people, now_s)
-        found = weighed(case, can_look=bool(people.verifiers), wanted=needs.auditors, gives_up=needs.gives_up)
+        can_look = bool(people.verifiers)
+        found = weighed(case, can_look=can_look, wanted=needs.auditors, executions=needs.executions, gives_up=needs.gives_up)
         if isinstance(found, Decision):
             if found.reason == UNCLEAR and not case.is_again:
                 self._lapse(case, now_s, found.reason)
@@ -372,7 +373,7 @@ class AuditDesk:
             last = self._silent.resting(now_s)
             choice = chosen(case, people, busy, self._secret, self._separation, last=last, own_eyes=own_eyes, waits=needs.waits)
             if choice is None:
-                self._without(case, now_s)
+                self._without(case, now_s, needs.executions)
                 break
             self._send(case, choice, now_s)
         return asked
@@ -393,11 +394,11 @@ class AuditDesk:
             SendTask(task_id, name, case.interval.vnode, choice.node_id, choice.is_verifier, case.bundle, until_s, choice.reason)
         )
 
-    def _without(self, case: Case, now_s: float) -> None:
+    def _without(self, case: Case, now_s: float, executions: int) -> None:
         """Nobody can audit it now: after a while what was said counts, and who only did not answer may be asked again."""
         case.until_s = now_s + LOOK_S
         if case.tasks or any(party.node_id not in case.asked for party in self._people.verifiers):
             return  # a verifier that is busy with another one has this one next
         looked_in_vain(case, now_s)
         if case.words and now_s - case.word_s >= GIVE_UP_S:
-            self._decide(case, given_up(case))
+            self._decide(case, given_up(case, executions))

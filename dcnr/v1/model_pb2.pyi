@@ -373,7 +373,7 @@ class VNodeSpec(_message.Message):
     replicas: _builtins.int
     """wanted copies; 0: as many as the planner finds useful, at least 1"""
     redundancy: _builtins.int
-    """wanted executions; above 1, where audits are drawn, every interval is repeated by so many others, less one; 0 means 1"""
+    """wanted executions of each interval, at most 16; above 1 so many others less one, a verifier among them, repeat it, and jobs are refused where audits are none; 0 means 1"""
     @_builtins.property
     def component(self) -> Global___Named:
         """what it computes"""

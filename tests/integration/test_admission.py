@@ -16,6 +16,7 @@ from runtime_rig import CLOCK, JOB, MAINTAINER, MODEL, World, until, world
 from dataservice import keys
 from dataservice.dataset_manifest import FieldSpec, parse_manifest
 from dcnr.errors import InvalidInput, Refused
+from dcnr.ids import digest_of
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.admission import admit
 from orchestrator.documents import sealed
@@ -233,5 +234,37 @@ def test_no_vnode_has_more_state_than_the_network_document_allows() -> None:
                 assert refused.value.code == "vnode_too_large"
                 assert made.store.peek(keys.job_request(MODEL, JOB)) is None
         assert not (await admit(wish, policy=policy, store=made.store, loader=loader, wall_unix_ms=0))[1]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("redundancy", "audits", "said"),
+    [(2, "none", "audits = none"), (17, AUDITS_DRAWN, "at most 16"), (16, AUDITS_DRAWN, ""), (1, "none", "")],
+)
+def test_executions_that_nobody_would_make_are_not_promised(redundancy: int, audits: str, said: str) -> None:
+    """The field was ignored where nothing is audited."""
+
+    async def story() -> None:
+        made = World(1, 0)
+        loader, policy = made.orchestrators[0].runtime.loader, made.policy
+        if policy.document.audits != audits:
+            policy = amend(policy, Changes(audits=audits), [MAINTAINER], now_wall=CLOCK.wall()).policy()
+        request = model_pb2.JobRequest.FromString((await stage(made.store, policy, MAINTAINER, MODEL, CLOCK, JOB)).payload)
+        stored = made.store.peek(keys.graph(request.graph_digest))
+        assert stored is not None
+        graph = model_pb2.ModelGraph.FromString(stored)
+        graph.vnodes[0].redundancy = redundancy
+        data = graph.SerializeToString(deterministic=True)
+        request.graph_digest = digest_of(data)
+        await made.store.put(keys.graph(request.graph_digest), data)
+        wish = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER)
+        if not said:
+            assert not (await admit(wish, policy=policy, store=made.store, loader=loader, wall_unix_ms=0))[1]
+            return
+        with pytest.raises(InvalidInput, match=said) as refused:
+            await admit(wish, policy=policy, store=made.store, loader=loader, wall_unix_ms=0)
+        assert refused.value.code == "bad_redundancy"
+        assert made.store.peek(keys.job_request(MODEL, JOB)) is None
 
     asyncio.run(story())
