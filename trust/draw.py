@@ -29,13 +29,11 @@ LOWEST_FLOOR: Final = 0.01
 TRUSTED_DIVISOR: Final = 5.0
 """A trusted PNode's rate is anybody's divided by this, from its first interval on."""
 CANARY_RATE: Final = 0.05
-"""Of all audits: their answer is known."""
+"""Of all audits: the verifier repeats them, so that their answer is known."""
 FIRST_PASSES: Final = 8
 """Of each auditor, as far as whoever draws has heard them."""
 FIRST_CANARY_RATE: Final = 0.5
 """Of these: four more replays for the verifier, of a PNode of which it took ten passed audits to be asked."""
-WRONG_RATE: Final = 0.5
-"""Of all canaries: they are wrong on purpose."""
 LAST_PART: Final = 64
 LAST_BATCHES: Final = 64
 """A job ends with its last batches: one in so many, and no more than so many: of a long job that is next to nothing."""
@@ -43,7 +41,7 @@ LAST_AUDITORS: Final = 2
 """Find nothing in what a job ends with before it counts."""
 ALWAYS: Final = frozenset((State.SUSPECT, State.QUARANTINED, State.REHAB, State.BANNED))
 """States in which every interval is audited, whoever trusts whom."""
-_DRAW, _CANARY, _WRONG = b"dcnr/draw/v1\0", b"dcnr/canary/v1\0", b"dcnr/wrong/v1\0"
+_DRAW, _CANARY = b"dcnr/draw/v1\0", b"dcnr/canary/v1\0"
 _HASH_BITS: Final = 53
 
 
@@ -51,8 +49,7 @@ class Task(Enum):
     """What an auditor is given; it cannot tell which."""
 
     REAL = "real"
-    RIGHT_CANARY = "right canary"
-    WRONG_CANARY = "wrong canary"
+    CANARY = "canary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +121,5 @@ def canary_rate(num_passes: int) -> float:
 
 
 def task_of(secret: Secret, interval: str, auditor: str, attempt: int, num_passes: int = FIRST_PASSES) -> Task:
-    """Whether this auditor, which has passed ``num_passes`` before, is first given a canary in the place of a real interval. What canaries are is as secret
-    as the draw.
-    """
-    names = (interval, auditor, str(attempt))
-    if secret.number(_CANARY, *names) >= canary_rate(num_passes):
-        return Task.REAL
-    return Task.WRONG_CANARY if secret.number(_WRONG, *names) < WRONG_RATE else Task.RIGHT_CANARY
+    """Whether what this auditor, which has passed ``num_passes`` before, finds is repeated by the verifier. What canaries are is as secret as the draw."""
+    return Task.CANARY if secret.number(_CANARY, interval, auditor, str(attempt)) < canary_rate(num_passes) else Task.REAL

@@ -132,12 +132,9 @@ def test_a_cheat_in_every_interval_is_drawn_within_the_stated_number_in_99_of_10
 
 @settings(max_examples=5)
 @given(st.binary(min_size=32, max_size=32))
-def test_one_audit_in_twenty_is_a_canary_and_half_of_them_are_wrong(key: bytes) -> None:
+def test_one_audit_in_twenty_is_a_canary(key: bytes) -> None:
     tasks = [task_of(Secret(key), one, "auditor", 1) for one in names(2_000)]
-    wrong, right = tasks.count(Task.WRONG_CANARY), tasks.count(Task.RIGHT_CANARY)
-    spread = math.sqrt(len(tasks) * CANARY_RATE)
-    assert abs(wrong + right - len(tasks) * CANARY_RATE) < 6 * spread
-    assert abs(wrong - right) < 6 * spread
+    assert abs(tasks.count(Task.CANARY) - len(tasks) * CANARY_RATE) < 6 * math.sqrt(len(tasks) * CANARY_RATE)
 
 
 def test_a_canary_is_drawn_for_each_auditor_and_attempt_and_apart_from_the_audit() -> None:
@@ -151,17 +148,10 @@ def test_a_canary_is_drawn_for_each_auditor_and_attempt_and_apart_from_the_audit
 
 
 def test_what_lies_at_a_rate_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn, canary, wrong = (SECRET.number(purpose, *names) for purpose, names in (
-        (b"dcnr/draw/v1\0", ("i",)), (b"dcnr/canary/v1\0", ("i", "a", "0")), (b"dcnr/wrong/v1\0", ("i", "a", "0")),
-    ))  # fmt: skip
+    drawn, canary = SECRET.number(b"dcnr/draw/v1\0", "i"), SECRET.number(b"dcnr/canary/v1\0", "i", "a", "0")
     assert [is_drawn(SECRET, "i", at) for at in (drawn, math.nextafter(drawn, 1.0))] == [False, True]
-    for canaries, wrongs, task in (
-        (canary, 1.0, Task.REAL),
-        (math.nextafter(canary, 1.0), wrong, Task.RIGHT_CANARY),
-        (math.nextafter(canary, 1.0), math.nextafter(wrong, 1.0), Task.WRONG_CANARY),
-    ):
+    for canaries, task in ((canary, Task.REAL), (math.nextafter(canary, 1.0), Task.CANARY)):
         monkeypatch.setattr("trust.draw.CANARY_RATE", canaries)
-        monkeypatch.setattr("trust.draw.WRONG_RATE", wrongs)
         assert task_of(SECRET, "i", "a", 0) is task
 
 

@@ -23,7 +23,6 @@ from trust.draw import (
     MAX_SECRET_BYTES,
     MIN_SECRET_BYTES,
     TRUSTED_DIVISOR,
-    WRONG_RATE,
     Floors,
     Secret,
     floors_of,
@@ -86,7 +85,7 @@ def test_how_often_work_is_checked() -> None:
     assert (FULL_PASSES, FLOOR, LOWEST_FLOOR, TRUSTED_DIVISOR) == (20.0, 0.05, 0.01, 5.0)
     assert floors_of(0.0) == Floors(0.05, 0.01)
     assert floors_of(0.5) == Floors(0.5, 0.1)
-    assert (CANARY_RATE, FIRST_CANARY_RATE, FIRST_PASSES, WRONG_RATE) == (0.05, 0.5, 8, 0.5)
+    assert (CANARY_RATE, FIRST_CANARY_RATE, FIRST_PASSES) == (0.05, 0.5, 8)
     assert (CAUGHT, intervals_until_caught(0.05)) == (0.99, 90)
     assert (UNLEARNED, AT_ONCE, MAX_SPARED, SPARED_KEPT_S, MAX_UNCLEARED) == (4, 4, 16, 28800.0, 4)
     assert DOUBT_FACTOR == 2.0
