@@ -389,10 +389,8 @@ class Auditing:
             self._say("fault_not_proven", action.auditor, error.message, action.interval)
             if isinstance(error, Refused | Corrupt | NotFound):  # it was in the store before its auditor told of it
                 desk.verified(action.interval, action.auditor, now(), proven=False)
-            elif error.code == "no_verifier":
-                desk.unmeasured(action.interval, action.auditor, now())
             else:
-                desk.unread(action.interval, action.auditor, now())
+                (desk.unmeasured if error.code == "no_verifier" else desk.unread)(action.interval, action.auditor, now())
         else:
             self._shared.standings.verified((action.record, proven.accused, proven.interval), record.bundle_digest)
             desk.verified(action.interval, action.auditor, now(), proven=True, part=record.part)

@@ -96,4 +96,5 @@ def test_where_nobody_but_colluders_may_audit_them_canaries_find_them_out() -> N
 
 def test_without_canaries_colluders_among_themselves_would_never_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trust.draw.CANARY_RATE", 0.0)
+    monkeypatch.setattr("trust.draw.FIRST_CANARY_RATE", 0.0)
     assert {Network(seed, honest=State.PROBATION).run() for seed in range(3)} == {0}
