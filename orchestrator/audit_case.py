@@ -119,6 +119,13 @@ class Case:
         """Whether its accused, which must have the evidence, was here when its first time was over."""
         return self.until_s > self.since_s + CHALLENGE_S and not self.is_again
 
+    def ask(self, task_id: str, asked: Asked, known: Candidate | None) -> None:
+        """That auditor has it now. ``known``: None for a verifier."""
+        self.tasks[task_id] = asked
+        self.asked.add(asked.auditor)
+        if known is not None:
+            self.parties[asked.auditor] = known.party
+
     def beside(self, candidates: Mapping[str, Candidate]) -> tuple[Party, ...]:
         """Whose words count: who has said something, and who is asked now. Whom an earlier desk asked is known while it is here."""
         names = sorted({*self.words, *self.auditors} - self.own)

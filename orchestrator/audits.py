@@ -380,19 +380,14 @@ class AuditDesk:
 
     def _send(self, case: Case, choice: Choice, now_s: float) -> None:
         assert case.bundle is not None
-        name = case.interval.name
+        one, task_id, until_s = case.interval, self._draw_id(), now_s + given_s(case, is_verifier=choice.is_verifier)
         case.is_drawn |= is_repeated(self._secret, case, choice, self._accounts.num_passes[choice.node_id])
-        task_id = self._draw_id()
-        until_s = now_s + given_s(case, is_verifier=choice.is_verifier)
-        case.tasks[task_id] = Asked(choice.node_id, choice.is_verifier, until_s)
-        case.asked.add(choice.node_id)
-        if not choice.is_verifier:
-            case.parties[choice.node_id] = self._people.candidates[choice.node_id].party
-        self._tasks[task_id], case.alone_s = name, 0.0
-        self._num_sent = self._served[case.interval.pnode_id] = self._num_sent + 1
-        self._actions.append(
-            SendTask(task_id, name, case.interval.vnode, choice.node_id, choice.is_verifier, case.bundle, until_s, choice.reason)
-        )
+        known = None if choice.is_verifier else self._people.candidates[choice.node_id]
+        case.ask(task_id, Asked(choice.node_id, choice.is_verifier, until_s), known)
+        self._tasks[task_id], case.alone_s = one.name, 0.0
+        self._num_sent = self._served[one.pnode_id] = self._num_sent + 1
+        task = SendTask(task_id, one.name, one.vnode, choice.node_id, choice.is_verifier, case.bundle, until_s, choice.reason)
+        self._actions.append(task)
 
     def _without(self, case: Case, now_s: float, executions: int) -> None:
         """Nobody can audit it now: after a while what was said counts, and who only did not answer may be asked again."""
