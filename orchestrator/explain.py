@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Collection
 from typing import Final
 
 from dcnr.errors import NotFound
@@ -10,18 +11,21 @@ from dcnr.intervals import IntervalSet
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.batch_story import batch_lines, line, origin, unmerged_line
 from orchestrator.builds import lacks_of_jobs
-from orchestrator.planning import ROLES
+from orchestrator.planning import ROLES, plan_request
 from orchestrator.progress import reports_of
 from orchestrator.runtime import ModelRuntime, Shared
 from orchestrator.view import ModelView
+from orchestrator.why_not import why_not
 from trust.scores import credibility
 
 MAX_LINES: Final = 256
+MAX_NOT_HERE: Final = 64
+"""VNodes of a model of which is told why a node hosts none."""
 NO_NODE: Final = "no node could take it"
 
 
-def explain_node(shared: Shared, runtimes: Iterable[ModelRuntime], node_id: str) -> list[orchestrator_pb2.Explanation]:
-    """A node's state, what of the jobs here it cannot build, and the newest events about it."""
+async def explain_node(shared: Shared, runtimes: Collection[ModelRuntime], node_id: str) -> list[orchestrator_pb2.Explanation]:
+    """A node's state, what of the jobs here it cannot build, why it hosts nothing of a VNode, and the newest events about it."""
     judgement = shared.inventory.judgement(node_id)
     name = orchestrator_pb2.NodeState.Name(judgement.state).removeprefix("NODE_STATE_").lower()
     lines = [line(node_id, name, judgement.reason)]
@@ -34,9 +38,23 @@ def explain_node(shared: Shared, runtimes: Iterable[ModelRuntime], node_id: str)
         passes = standing.passes.seen(now_s)
         facts = {"passes": f"{passes:.1f}", "credibility": f"{credibility(passes):.3f}", "evidence": standing.evidence}
         lines.append(line(node_id, standing.state.value, standing.reason, **facts))
+    for runtime in runtimes:
+        lines += await _not_here(shared, runtime, node_id)
     for event in reversed(shared.history.about({node_id}, 32)):
         lines.append(line(node_id, event.kind, event.reason, **dict(event.facts)))
     return lines[:MAX_LINES]
+
+
+async def _not_here(shared: Shared, runtime: ModelRuntime, node_id: str) -> list[orchestrator_pb2.Explanation]:
+    view = runtime.view
+    if view is None or view.job is None or not view.head.active.job_id:
+        return []
+    request = plan_request(
+        view, view.job, shared.inventory, shared.clock.monotonic(), network_id=shared.policy.network_id, holder=shared.key.node_id,
+        since_last_plan_s=0.0, now_unix_ms=int(shared.clock.wall() * 1000), expected=shared.records.paces(),
+    )  # fmt: skip
+    found = await asyncio.to_thread(why_not, request, shared.plan_policy, node_id)
+    return [line(one.vnode, "fits" if one.fits else "rejected", one.reason, model=runtime.model) for one in found[:MAX_NOT_HERE]]
 
 
 def explain_model(runtime: ModelRuntime, vnode: str, batch: int | None) -> list[orchestrator_pb2.Explanation]:

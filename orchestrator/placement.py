@@ -8,45 +8,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from heapq import nsmallest
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcnr import limits
-from dcnr.v1 import model_pb2, orchestrator_pb2
+from dcnr.v1 import model_pb2
 from orchestrator.board import Board
 from orchestrator.columns import Floats, Mask
 from orchestrator.costs import StageCost, disk_bytes, states_bytes
 from orchestrator.loads import Load, Seat
+from orchestrator.obstacles import Obstacle, mib, needed_bytes, told
 from orchestrator.offers import PLACEABLE
-from trust.caps import Cap
 
 MAX_REJECTIONS: Final = 1024
 """Of a plan, shared equally among its VNodes; each has room for one at least."""
 MAX_REJECTIONS_PER_VNODE: Final = 8
 RUNNERS_UP: Final = 2
 """Nodes that would have fitted, named per VNode."""
-
-
-class Obstacle(IntEnum):
-    """Why a node cannot take a replica; the nearest misses first."""
-
-    NONE = 0
-    MEMORY = 1
-    DISK = 2
-    FULL = 3
-    SIBLING = 4
-    ONLY_COPY = 5
-    YOUNG = 6
-    SUBNET = 7
-    REFUSED = 8
-    LACKS = 9
-    USELESS = 10
-    NO_WORK = 11
-    STATE = 12
 
 
 class Rejections:
@@ -124,12 +104,17 @@ def soonest(board: Board, cost: StageCost, role: model_pb2.Role.ValueType) -> Lo
 
 def can_take(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, load: Load) -> bool:
     """Whether nothing stands in the way of one more replica there."""
-    return _obstacle(board, cost, role, load, _siblings(board, cost), _needed(board, cost)) is Obstacle.NONE
+    return _obstacle(board, cost, role, load, _siblings(board, cost), needed_bytes(board, cost)) is Obstacle.NONE
+
+
+def hindrance(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, load: Load) -> str:
+    """What stands in the way of one more replica there, in words; empty where nothing does."""
+    return told(board, cost, load, _obstacle(board, cost, role, load, _siblings(board, cost), needed_bytes(board, cost)))
 
 
 def lacks_room(board: Board, cost: StageCost, load: Load) -> bool:
     """Whether a primary has no place there only for what sits there."""
-    obstacle = _obstacle(board, cost, model_pb2.ROLE_PRIMARY, load, _siblings(board, cost), _needed(board, cost))
+    obstacle = _obstacle(board, cost, model_pb2.ROLE_PRIMARY, load, _siblings(board, cost), needed_bytes(board, cost))
     return obstacle in (Obstacle.MEMORY, Obstacle.DISK, Obstacle.FULL)
 
 
@@ -138,8 +123,8 @@ def cannot_share(board: Board, cost: StageCost) -> str:
     seats = board.seats[cost.vnode]
     if len(seats) == 1 and cost.sharing_bytes > seats[0].load.free_bytes:
         offer = seats[0].load.offer
-        free = _mib(seats[0].load.free_bytes)
-        return f"its primary on {offer.node_id[:8]} needs {_mib(cost.sharing_bytes)} MiB more memory to merge, {free} MiB are free there"
+        free = mib(seats[0].load.free_bytes)
+        return f"its primary on {offer.node_id[:8]} needs {mib(cost.sharing_bytes)} MiB more memory to merge, {free} MiB are free there"
     return ""
 
 
@@ -159,7 +144,7 @@ def has_place(board: Board, cost: StageCost) -> bool:
 
 def last_resort(board: Board, cost: StageCost) -> Load | None:
     """Where nobody else fits: a node that was of no use lately and would fit otherwise, that least of which was of none to this VNode."""
-    siblings, needed = _siblings(board, cost), _needed(board, cost)
+    siblings, needed = _siblings(board, cost), needed_bytes(board, cost)
     fit = [
         load
         for load in board.loads.values()
@@ -171,7 +156,7 @@ def last_resort(board: Board, cost: StageCost) -> Load | None:
 
 def _in_the_way(board: Board, cost: StageCost) -> list[Seat]:
     """The fewest contributors and standbys of other VNodes, all of one node, without which that would fit; empty where there are none such."""
-    siblings, needed = _siblings(board, cost), _needed(board, cost)
+    siblings, needed = _siblings(board, cost), needed_bytes(board, cost)
     by_node: dict[str, list[Seat]] = {}
     for seat in board.helpers:
         by_node.setdefault(seat.load.offer.node_id, []).append(seat)
@@ -204,7 +189,7 @@ def _siblings(board: Board, cost: StageCost) -> _Siblings:
 
 def _fitting(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, siblings: _Siblings) -> Mask:
     """Nodes to which nothing stands in the way, as `_obstacle` says it of one."""
-    fits = board.columns.fitting(cost.vnode, _needed(board, cost), states_bytes(cost), cost.output_bytes)
+    fits = board.columns.fitting(cost.vnode, needed_bytes(board, cost), states_bytes(cost), cost.output_bytes)
     for node_id in siblings.nodes:
         fits[board.loads[node_id].row] = False
     if board.policy.ids_per_subnet:
@@ -268,7 +253,7 @@ def _first(left: Mask, grades: NDArray[np.int8] | None, after_s: Floats, hosted:
 def _grades(board: Board, cost: StageCost, siblings: _Siblings) -> NDArray[np.int8] | None:
     """What comes before speed: twice the nearness, and 1 more where the siblings that it will get find no room to merge. None: nobody has any."""
     roomy = cost.memory_bytes + (cost.sharing_bytes if cost.wanted_replicas > 1 else 0)
-    has_room = roomy <= _needed(board, cost)
+    has_room = roomy <= needed_bytes(board, cost)
     if has_room and not siblings.owners and not siblings.subnets:
         return None
     grades = board.columns.nearness(siblings.owners, siblings.subnets)
@@ -276,10 +261,6 @@ def _grades(board: Board, cost: StageCost, siblings: _Siblings) -> NDArray[np.in
     if not has_room:
         grades += board.columns.free_bytes < roomy
     return grades
-
-
-def _needed(board: Board, cost: StageCost) -> int:
-    return cost.memory_bytes + (cost.sharing_bytes if board.seats[cost.vnode] else 0)
 
 
 def _obstacle(
@@ -310,46 +291,13 @@ def _misfit(
     return Obstacle.ONLY_COPY if load.is_young and is_only_copy(board, cost) else Obstacle.NONE
 
 
-def _told(board: Board, cost: StageCost, load: Load, obstacle: Obstacle) -> str:
-    offer = load.offer
-    match obstacle:
-        case Obstacle.STATE:
-            return f"{orchestrator_pb2.NodeState.Name(offer.state).removeprefix('NODE_STATE_').lower()}: {offer.reason}"
-        case Obstacle.LACKS:
-            return offer.lacks
-        case Obstacle.USELESS:
-            return f"of no use lately: {offer.useless.get(cost.vnode) or next(iter(offer.useless.values()))}"
-        case Obstacle.NO_WORK:
-            return "takes no work at the moment"
-        case Obstacle.REFUSED:
-            return f"refused by the node: {offer.refused[cost.vnode]}"
-        case Obstacle.SIBLING:
-            return "hosts a replica of it already"
-        case Obstacle.FULL:
-            return Cap.VNODES.value if load.is_young else f"hosts {load.hosted} VNodes already"
-        case Obstacle.ONLY_COPY:
-            return Cap.ONLY_COPY.value
-        case Obstacle.YOUNG:
-            return Cap.YOUNG.value
-        case Obstacle.SUBNET:
-            return Cap.SUBNET.value
-        case Obstacle.MEMORY:
-            needed, free = _mib(_needed(board, cost)), _mib(load.free_bytes)
-            return f"needs {needed} MiB of memory, {free} of {_mib(offer.memory_bytes)} MiB are free"
-        case Obstacle.DISK:
-            needed, free = _mib(load.disk(cost)), _mib(load.free_disk_bytes)
-            return f"needs {needed} MiB of disk, {free} of {_mib(offer.disk_bytes)} MiB are free"
-        case _:
-            return ""
-
-
 def _explain(
     board: Board, cost: StageCost, role: model_pb2.Role.ValueType, rejections: Rejections, ranked: Sequence[Load],
     fits: Mask,
 ) -> None:  # fmt: skip
     """Names runners-up, then the nearest misses, then those that take nothing at all; and how many there are beside them."""
     if not board.loads:
-        need = f"no PNode is attached; it needs {_mib(cost.memory_bytes)} MiB of memory and {_mib(disk_bytes(cost, 0))} MiB of disk"
+        need = f"no PNode is attached; it needs {mib(cost.memory_bytes)} MiB of memory and {mib(disk_bytes(cost, 0))} MiB of disk"
         rejections.add(cost.vnode, "", need)
         return
     for load in ranked[1:]:
@@ -364,12 +312,12 @@ def _explain(
     left = len(board.loads) - len(ranked) - len(named)
     for index, (obstacle, node_id) in enumerate(named):
         more = f"; and {left} candidates more" if index == len(named) - 1 and left > 0 else ""
-        rejections.add(cost.vnode, node_id, _told(board, cost, board.loads[node_id], obstacle) + more)
+        rejections.add(cost.vnode, node_id, told(board, cost, board.loads[node_id], obstacle) + more)
 
 
 def _refused(board: Board, cost: StageCost, role: model_pb2.Role.ValueType, fits: Mask, room: int) -> list[tuple[Obstacle, str]]:
     """Of those that do not fit: some that have most memory left, and the first that take nothing."""
-    columns, siblings, needed = board.columns, _siblings(board, cost), _needed(board, cost)
+    columns, siblings, needed = board.columns, _siblings(board, cost), needed_bytes(board, cost)
     misses = np.flatnonzero(columns.takes & ~fits)
     if len(misses) > 2 * room:
         misses = misses[np.argsort(-columns.free_bytes[misses], kind="stable")[: 2 * room]]
@@ -392,7 +340,3 @@ def _closed(load: Load) -> Obstacle:
     if load.offer.lacks:
         return Obstacle.LACKS
     return Obstacle.USELESS if load.offer.useless and load.offer.accepts_work else Obstacle.NO_WORK
-
-
-def _mib(size_bytes: int) -> int:
-    return size_bytes // limits.MIB

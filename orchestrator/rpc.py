@@ -221,9 +221,8 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """Why."""
         self._reader(context)
         if request.node_id:
-            return orchestrator_pb2.ExplainResponse(
-                lines=explain_node(self._shared, self._models.runtimes.values(), check_node_id(request.node_id))
-            )
+            lines = await explain_node(self._shared, self._models.runtimes.values(), check_node_id(request.node_id))
+            return orchestrator_pb2.ExplainResponse(lines=lines)
         batch = int(request.batch) if request.with_batch else None
         return orchestrator_pb2.ExplainResponse(lines=explain_model(self._only(request.model), request.vnode, batch))
 

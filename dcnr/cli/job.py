@@ -162,7 +162,7 @@ def explain(
     model: ModelOption = "", home: HomeOption = None, network: NetworkOption = None, bootstrap: BootstrapOption = None,
     network_id: NetworkIdOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Why a VNode or a node is as it is. Where a VNode is and what it waits for, why a node is in its state.
+    """Why a VNode or a node is as it is. Where a VNode is and what it waits for; why a node is in its state, and hosts none of a VNode.
 
     Example: dcnr job explain conv2 --batch 118
     """

@@ -224,6 +224,10 @@ def test_a_pnode_that_is_too_small_is_told_and_says_what_is_needed(network: Loca
     )
     assert f"huge: no VNode needs less than {math.ceil(least.memory_bytes / MIB)} MiB of memory ({least.vnode})" in told()["reason"]
     assert "--memory-mb" in told()["change"]
+    of_it = client.explain(orchestrator_pb2.ExplainRequest(node_id=NodeKey.load(little.home / "key.pem").node_id))
+    why = {line.subject: line.reason for line in of_it if line.verdict == "rejected" and line.inputs["model"] == "huge"}
+    assert set(why) == {"a", "b"}
+    assert all("MiB of memory" in reason for reason in why.values()), why
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         where = ["--network", str(network.network_file), "--bootstrap", network.bootstrap[0]]

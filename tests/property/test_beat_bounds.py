@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Iterator
@@ -261,7 +262,7 @@ def test_numbers_and_states_of_a_report_can_be_shown_by_everything_that_shows_th
     assert nodes_table(watched)
     assert explain_model(one, "", None)
     assert explain_model(one, "v0", 5)
-    assert explain_node(one.shared, [one], LIAR)
+    assert asyncio.run(explain_node(one.shared, [one], LIAR))
     assert round(job.eta_s) >= 0
 
 

@@ -33,6 +33,7 @@ from orchestrator import placement
 from orchestrator.board import Board
 from orchestrator.costs import StageCost, disk_bytes, spool_bytes
 from orchestrator.loads import Load
+from orchestrator.obstacles import Obstacle, needed_bytes
 from orchestrator.offers import NodeOffer, PlanRequest
 from orchestrator.planner import Planner, make_plan, same_placement, seconds_per_batch
 
@@ -309,11 +310,9 @@ def grade(board: Board, cost: StageCost, load: Load) -> tuple[int, bool, float, 
 
 
 def asking_everybody(board: Board, cost: StageCost) -> Load | None:
-    siblings, needed = placement._siblings(board, cost), placement._needed(board, cost)
+    siblings, needed = placement._siblings(board, cost), needed_bytes(board, cost)
     fit = [
-        load
-        for load in board.loads.values()
-        if placement._obstacle(board, cost, PRIMARY, load, siblings, needed) is placement.Obstacle.NONE
+        load for load in board.loads.values() if placement._obstacle(board, cost, PRIMARY, load, siblings, needed) is Obstacle.NONE
     ]
     return min(fit, key=lambda load: grade(board, cost, load), default=None)
 

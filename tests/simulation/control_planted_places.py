@@ -25,8 +25,8 @@ from orchestrator.contribution import Contributions
 from orchestrator.head import HeadCore
 from orchestrator.inventory import Inventory
 from orchestrator.jobbook import JobBook
+from orchestrator.obstacles import Obstacle
 from orchestrator.offers import PlanRequest
-from orchestrator.placement import Obstacle
 from orchestrator.planner import Made, Planner
 from orchestrator.silence import Judgement
 from orchestrator.ties import Ties
