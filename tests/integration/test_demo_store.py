@@ -80,7 +80,7 @@ def test_the_demo_runs_on_a_store_of_others_and_leaves_nothing_there(short: Path
     assert "[ok] job completed" in demo.text
     assert "[ok] every stored lineage is exactly [0, N), each batch once: N = 80, 2 VNodes" in demo.text
     for state in ("learned", "durable", "needed still"):
-        [line] = [line for line in demo.text.splitlines() if line.startswith(f"  batches {state} ")]
+        [line] = [line for line in demo.text.splitlines() if line.startswith(f"  batches {state}  ")]
         assert line.endswith(f"{0 if state == 'needed still' else 80} of 80 in every VNode")
     [line] = [line for line in demo.text.splitlines() if line.startswith("  DHT look-ups of PNodes ")]
     assert line.split()[-1].isdigit(), "every PNode told"
