@@ -12,15 +12,18 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks import machine
 from simulation.runner import ALL, JOINING, WORLDS, Choice, Outcome, run_seed, run_seeds
 
 
 def main() -> int:
     """Exit code 1 if any seed failed."""
     arguments = _arguments()
-    choice = Choice(arguments.world, arguments.nodes, arguments.hours if arguments.nodes else 0.0, arguments.replicas)
+    hours = arguments.hours if arguments.nodes else 0.0
+    choice = Choice(arguments.world, arguments.nodes, hours, arguments.replicas, arguments.heavy)
     first, end = map(int, arguments.seeds.split(":")) if arguments.seed is None else (arguments.seed, arguments.seed + 1)
     seeds = range(first, end)
+    ran_on = machine.describe()
     started_s, cpu_s, failed, counts = time.perf_counter(), 0.0, [], Counter[str]()
     highest: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
@@ -49,6 +52,7 @@ def main() -> int:
         "seeds_per_minute": round(60.0 * len(seeds) / took_s, 1),
         "counts": {name: round(value, 1) for name, value in sorted(counts.items())},
         "highest": {name: round(value, 1) for name, value in sorted(highest.items())},
+        "machine": ran_on | {"load_after": [round(value, 2) for value in os.getloadavg()]},
     }
     sys.stdout.write(
         f"{len(seeds)} seeds, {len(failed)} failed {failed or ''}: {took_s:.0f} s, {result['seeds_per_minute']} seeds a minute\n"
@@ -71,6 +75,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=0, help="PNodes of a large control world; its standard size without this")
     parser.add_argument("--hours", type=float, default=1.0, help="how long faults go on in a large control world")
     parser.add_argument("--replicas", type=int, default=1, help="of each VNode in a large control world")
+    parser.add_argument(
+        "--heavy", action="store_true", help="a large control world where also some lie, and calls and disks are slow"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="seeds that run at once")
     parser.add_argument("--transcript", help="writes everything that happens in the first seed into this file")
     parser.add_argument("--json", help="writes the summary into this file")
@@ -79,6 +86,8 @@ def _arguments() -> argparse.Namespace:
         parser.error(f"--nodes makes a large control world, and not one of --world {arguments.world}: add --world control")
     if arguments.replicas != 1 and not arguments.nodes:
         parser.error("--replicas is for a large control world: add --nodes; others draw theirs from the seed")
+    if arguments.heavy and not arguments.nodes:
+        parser.error("--heavy is for a large control world: add --nodes; others draw what goes wrong from the seed")
     return arguments
 
 

@@ -75,13 +75,13 @@ class ControlCheckers(VolunteerCheckers):
             return
         desired = open_desired(data, world.community.policy, MODEL)
         who = f"{pnode.host}, epoch {desired.epoch} of {desired.holder[:8]}, plan {desired.plan_number}"
-        world.require(self.terms.get(int(desired.epoch)) == desired.holder, "obeys", f"{who}: a term that never was")
+        world.require((int(desired.epoch), desired.holder) in self.terms, "obeys", f"{who}: a term that never was")
         landed = self._plans.get(desired.plan_digest)
         world.require(landed is not None, "act_after", f"{who}: a plan that no head names")
         assert landed is not None
         expected = (int(desired.sequence), int(desired.epoch), desired.holder)
         world.require(landed == expected, "obeys", f"{who}: sequence {desired.sequence} instead of {landed}")
-        stored = world.store.store.peek(keys.desired(MODEL, desired.plan_digest, pnode.node_id))
+        stored = self.backups.peek(keys.desired(MODEL, desired.plan_digest, pnode.node_id))
         world.require(stored == data, "delivered_unchanged", f"{who}: not the stored desired state")
         last = self._sequences.get(pnode.node_id, 0)
         world.require(int(desired.sequence) > last, "obeys_older", f"{who}: sequence {desired.sequence} after {last}")
@@ -124,7 +124,7 @@ class ControlCheckers(VolunteerCheckers):
         term = entry.authority.term if entry is not None else None
         if term is None:
             return
-        is_real = self.terms.get(term.epoch) == term.holder
+        is_real = (term.epoch, term.holder) in self.terms
         self._world.require(is_real, "unconfirmed", f"{pnode.host} believes in epoch {term.epoch} of {term.holder[:8]}")
         key = (pnode.node_id, pnode.lives)
         self._world.require(term.epoch >= self._known_terms.get(key, 0), "term_back", f"{pnode.host} goes back to {term.epoch}")

@@ -5,14 +5,21 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from dataservice import keys
+from simulation.control_identity import MODEL
 from simulation.control_store import STORE_HOST
 
 if TYPE_CHECKING:
     from simulation.control_orchestrator import OrchestratorShell
     from simulation.control_pnode import PNodeShell
     from simulation.control_world import ControlWorld
+
+RESTORED_S: Final = 25.0
+"""So long before the heal the store goes back for the last time: a taker's wait, and another one where PNodes show a newer head."""
+WHOLE_SHARE: Final = 0.5
+"""So often everything goes back; else the head alone, as where what lies beside it was copied later."""
 
 
 class ControlFaults:
@@ -21,6 +28,7 @@ class ControlFaults:
     def __init__(self, world: ControlWorld) -> None:
         self._world = world
         self._rng = world.kernel.rng("faults")
+        self._backups = world.kernel.rng("backups")
         self._lost: set[int] = set()
         self.counts: Counter[str] = Counter()
         """How often each kind of fault was met."""
@@ -47,6 +55,8 @@ class ControlFaults:
         ):
             for _ in range(count):
                 self._world.kernel.after(self._rng.uniform(2.0, knobs.faults_s - 1.0), functools.partial(self._strike, fault))
+        for _ in range(knobs.restores):
+            self._world.kernel.after(self._backups.uniform(4.0, knobs.faults_s - RESTORED_S - 5.0), self._copy_store)
         if knobs.blackout_s:
             when_s = self._rng.uniform(12.0, knobs.faults_s - knobs.blackout_s - 1.0)
             self._world.kernel.after(when_s, lambda: self._strike(self._blackout))
@@ -203,6 +213,21 @@ class ControlFaults:
 
     def _outage(self) -> None:
         self._world.store_away_until_s = self._world.kernel.now_s + self._rng.uniform(2.0, 20.0)
+
+    def _copy_store(self) -> None:
+        """A backup of everything, or of the head alone, which takes the place of what is newer some time later."""
+        world, key = self._world, keys.head(MODEL)
+        copy, whole = world.store.store.dump(), self._backups.random() < WHOLE_SHARE
+        if key not in copy:
+            return
+
+        def restore_store() -> None:
+            self._all_may_move()
+            self._all_may_move()
+            world.store.store.restore(copy if whole else {**world.store.store.dump(), key: copy[key]})
+
+        latest_s = world.knobs.faults_s - RESTORED_S - world.kernel.now_s
+        world.kernel.after(self._backups.uniform(0.2, latest_s), lambda: self._strike(restore_store))
 
     def _blackout(self) -> None:
         """All orchestrators die; PNodes work on; fresh ones with empty disks come later."""

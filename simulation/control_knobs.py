@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from orchestrator.offers import PlanPolicy
@@ -46,6 +46,8 @@ class ControlKnobs:
     store_fault_rate: float = 0.05
     slow_store_rate: float = 0.03
     store_outages: int = 1
+    restores: int = 0
+    """Times that an older copy is put in the place of the store: of everything in it, or of the head alone."""
     call_loss_rate: float = 0.05
     call_repeat_rate: float = 0.0
     """A call is served twice."""
@@ -187,6 +189,42 @@ def orchestrator_knobs(seed: int) -> ControlKnobs:
     )
 
 
+def restored_knobs(seed: int) -> ControlKnobs:
+    """A small network whose store goes back once or twice, with faults of orchestrators and PNodes around it. Nothing is swept: what retention has deleted
+    since a head was copied is not in a store that has that head again.
+    """
+    rng = Kernel(seed).rng("restored-knobs")
+    return ControlKnobs(
+        num_orchestrators=3,
+        num_pnodes=rng.choice([4, 6]),
+        num_vnodes=3,
+        vnodes_per_node=3,
+        replicas=rng.choice([(1,), (1,), (2, 1)]),
+        num_batches=rng.choice([10, 40]),
+        learn_rate=6.0,
+        checkpoint_s=2.0,
+        jobs=4,
+        faults_s=70.0,
+        restores=rng.choice([1, 1, 2]),
+        store_fault_rate=rng.choice([0.0, 0.1]),
+        slow_store_rate=0.0,
+        store_outages=0,
+        call_loss_rate=rng.choice([0.0, 0.1]),
+        tamper_rate=0.0,
+        orchestrator_crashes=rng.randint(0, 3),
+        orchestrator_pauses=rng.randint(0, 2),
+        pnode_crashes=rng.randint(0, 2),
+        pnode_losses=0,
+        pnode_pauses=0,
+        worker_deaths=0,
+        leavers=0,
+        partitions=rng.randint(0, 2),
+        stream_breaks=2,
+        store_partitions=rng.randint(0, 2),
+        sweep_s=HOUR_S,
+    )
+
+
 def audited_knobs(seed: int) -> ControlKnobs:
     """Audits are in force: a few PNodes, one of them a cheat in two worlds of three, and the faults of ordinary worlds."""
     rng = Kernel(seed).rng("audited-knobs")
@@ -249,4 +287,21 @@ def large_knobs(num_pnodes: int, hours: float, replicas: int = 1) -> ControlKnob
         wrong_clocks=0.05,
         drift=0.01,
         tamper_rate=0.001,
+    )
+
+
+def in_heavy_weather(knobs: ControlKnobs) -> ControlKnobs:
+    """The same world where also an orchestrator and some PNodes lie or cheat, audits are drawn, all orchestrators die once, calls are repeated and held up,
+    and disks are slow.
+    """
+    return replace(
+        knobs,
+        liar=True,
+        lying_pnodes=2,
+        audited=True,
+        cheating_pnodes=2,
+        blackout_s=25.0,
+        call_repeat_rate=0.02,
+        call_delay_rate=0.02,
+        slow_disk_rate=0.001,
     )

@@ -43,6 +43,8 @@ class Maintainers:
         self.signed: set[str] = set()
         """Jobs that they ask for; the network may act on one before they hear that the store has it."""
         self.accepted: dict[str, bytes] = {}
+        self.num_lost = 0
+        """Accepted jobs that the store has no more since it went back: nobody asks for them again."""
         self.resting = ""
         """The job that they have paused for good."""
 
@@ -65,12 +67,19 @@ class Maintainers:
         return self._all_asked() and all(task.done() for task in self._speaking)
 
     def _all_asked(self) -> bool:
-        return len(self.accepted) >= self._world.knobs.jobs + self._world.knobs.short_jobs
+        return len(self.accepted) + self.num_lost >= self._world.knobs.jobs + self._world.knobs.short_jobs
 
     def unfinished(self) -> list[str]:
         """Accepted jobs that have not ended in the store."""
         store = self._world.store.store
         return [name for name in self.accepted if store.peek(keys.job_end(MODEL, name)) is None]
+
+    def restored(self) -> None:
+        """The store went back: what it has no more was never accepted."""
+        store = self._world.store.store
+        for name in [name for name in self.accepted if store.peek(keys.job_request(MODEL, name)) is None]:
+            del self.accepted[name]
+            self.num_lost += 1
 
     # -- jobs ------------------------------------------------------------------------------------------------------------------
 
@@ -102,6 +111,7 @@ class Maintainers:
         self.signed.add(name)
         await self._insist(keys.job_request(MODEL, name), data)
         self.accepted[name] = data
+        self.restored()  # while the answer was on its way, perhaps
 
     async def _call_off(self, name: str, after_s: float) -> None:
         await asyncio.sleep(after_s)

@@ -62,6 +62,10 @@ class PlanCheckers:
         self._roles(before, plan, manifest)
         self._moves(before, plan)
 
+    def restored(self, plan: model_pb2.Plan | None) -> None:
+        """The store went back to that plan, or to none: the next one follows it."""
+        self._last = plan
+
     def _shape(self, plan: model_pb2.Plan) -> None:
         world = self._world
         for vnode in world.community.vnodes if plan.job_id else ():

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from dataservice.memory import Fault, MemoryStore, Operation
@@ -69,6 +69,19 @@ class WatchedStore(MemoryStore):
         super()._write(key, data)
         self._world.kernel.note("stored", key, "nothing" if data is None else zlib.crc32(data))
         self._world.checkers.stored(key, old, data)
+
+    def dump(self) -> dict[str, bytes]:
+        """Everything that lies there now: a backup."""
+        return {key: data for key in self.keys() if (data := self.peek(key)) is not None}
+
+    def restore(self, copy: Mapping[str, bytes]) -> None:
+        """Puts exactly what is in an older copy in the place of what lies there."""
+        before = self.dump()
+        for key in sorted(before.keys() | copy.keys()):
+            if before.get(key) != copy.get(key):
+                super()._write(key, copy.get(key))
+        self._world.maintainers.restored()
+        self._world.checkers.restored(before)
 
 
 class StoreService:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dataservice import keys
@@ -10,6 +11,7 @@ from dcnr.v1 import model_pb2
 from orchestrator.changes import MAX_DECIDED, TERMINAL
 from orchestrator.documents import open_desired, open_end, open_head, open_manifest, open_plan
 from orchestrator.jobs import intervals
+from simulation.control_backup_checkers import BackupCheckers
 from simulation.control_identity import MODEL
 from simulation.control_ledger_checkers import LedgerCheckers
 from simulation.control_pause_checkers import PauseCheckers
@@ -24,7 +26,7 @@ class StoreCheckers:
 
     def __init__(self, world: ControlWorld) -> None:
         self._world = world
-        self.terms: dict[int, str] = {}
+        self.terms: set[tuple[int, str]] = set()
         self._heads: set[str] = set()
         self._plans: dict[str, tuple[int, int, str]] = {}
         self._decided: dict[str, model_pb2.Outcome] = {}
@@ -35,6 +37,7 @@ class StoreCheckers:
         self.plans = PlanCheckers(world)
         self.ledger = LedgerCheckers(world)
         self.pauses = PauseCheckers(world)
+        self.backups = BackupCheckers(world)
         self.num_head_writes = self.num_takeovers = self.num_manifests = self.num_deleted = 0
 
     def stored(self, key: str, old: bytes | None, new: bytes | None) -> None:
@@ -63,7 +66,21 @@ class StoreCheckers:
         assert new is not None
         outcome = open_end(new, world.community.policy, MODEL, job_id)[0]
         decided = self._decided.get(job_id)
-        world.require(decided == outcome, "act_after", f"the end of {job_id} is written, the head had decided {decided}")
+        known = outcome in (decided, self.backups.undone.get(job_id))
+        world.require(known, "act_after", f"the end of {job_id} is written, the head had decided {decided}")
+        self._decided[job_id] = outcome
+
+    def restored(self, before: Mapping[str, bytes]) -> None:
+        """The store went back, and held that before: what it holds now counts, and of what was decided since its head was written the ends that are there."""
+        world, store, head = self._world, self._world.store.store, self._world.head()
+        assert head is not None
+        self.backups.restored(before, self._decided, max(epoch for epoch, _ in self.terms))
+        ended = {name: one for name, one in self._decided.items() if store.peek(keys.job_end(MODEL, name)) is not None}
+        self._decided = {**ended, **{item.job_id: item for item in head.decided}}
+        self._condemned = dict.fromkeys(self._read_manifest(head.manifest_digest).condemned if head.manifest_digest else (), 0.0)
+        self._planned = head.plan_digest
+        data = store.peek(keys.plan(MODEL, head.plan_digest)) if head.plan_digest else None
+        self.plans.restored(open_plan(data, world.community.policy, MODEL) if data is not None else None)
 
     def _head(self, old_bytes: bytes | None, new_bytes: bytes) -> None:
         """A head write landed: compare it with the one it replaced."""
@@ -73,16 +90,17 @@ class StoreCheckers:
         self.num_head_writes += 1
         self._heads.add(digest_of(new_bytes))
         world.require(new.sequence > old.sequence, "sequence", f"sequence {old.sequence} then {new.sequence}")
+        self.backups.landed(new)
         if new.epoch != old.epoch or new.holder != old.holder:
             self.num_takeovers += 1
-            is_next = new.epoch == old.epoch + 1
+            is_next = new.epoch == old.epoch + 1 or old.epoch < new.epoch <= self.backups.highest_epoch + 1
             world.require(is_next, "takeover", f"({old.epoch}, {old.holder[:8]}) then ({new.epoch}, {new.holder[:8]})")
             if old_bytes is not None:
                 copy = model_pb2.Head()
                 copy.CopyFrom(new)
                 copy.epoch, copy.holder, copy.sequence = old.epoch, old.holder, old.sequence
                 world.require(copy == old, "takeover", f"the takeover of epoch {new.epoch} changes more than the term")
-            self.terms[int(new.epoch)] = new.holder
+            self.terms.add((int(new.epoch), new.holder))
         self._planned = new.plan_digest
         self._jobs(old, new)
         self._plan(old, new)
@@ -99,7 +117,8 @@ class StoreCheckers:
             world.require(has_end, "decided_lost", f"{job_id} leaves the head before its end exists")
         for job_id, outcome in after.items():
             known = self._decided.get(job_id)
-            world.require(known is None or (known == outcome and job_id in before), "one_outcome", f"{job_id} is decided again")
+            again = known == outcome and (job_id in before or self.backups.may_repeat(job_id))
+            world.require(known is None or again, "one_outcome", f"{job_id} is decided again")
             if known is None:
                 self._outcome(outcome)
                 if job_id == old.active.job_id:
@@ -149,6 +168,7 @@ class StoreCheckers:
         world.require((plan.epoch, plan.holder) == (new.epoch, new.holder), "takeover", f"plan {plan.number} is of another term")
         world.require(plan.sequence == new.sequence, "plan_sequence", f"plan {plan.number} was made for sequence {plan.sequence}")
         world.require(new.plan_sequence == new.sequence, "plan_sequence", f"plan {plan.number} has another sequence than its head")
+        self.backups.planned(plan)
         desired: dict[str, model_pb2.DesiredState] = {}
         for pnode_id in sorted({item.pnode_id for item in plan.assignments}):
             found = store.peek(keys.desired(MODEL, new.plan_digest, pnode_id))

@@ -12,11 +12,11 @@ from typing import Final, TextIO
 
 from dcnr.errors import DcnrError
 from simulation.control_joining import JoiningWorld
-from simulation.control_knobs import audited_knobs, large_knobs, orchestrator_knobs
+from simulation.control_knobs import audited_knobs, in_heavy_weather, large_knobs, orchestrator_knobs, restored_knobs
 from simulation.control_world import ControlWorld
 from simulation.world import Simulation, Violation
 
-WORLDS: Final = ("data", "control", "orchestrators", "audited")
+WORLDS: Final = ("data", "control", "orchestrators", "audited", "restored")
 ALL: Final = "all"
 JOINING: Final = "joining"
 """Measures what many PNodes cost that join at once: a figure, not a search for faults."""
@@ -27,20 +27,22 @@ TOLD_LINES: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which world, and where it differs from its standard size: ``num_pnodes``, ``hours`` and ``replicas``, those of each VNode, make a large control
-    world. `ALL`: seeds are given to each world in turn.
+    """Which world, and where it differs from its standard size: ``num_pnodes``, ``hours``, ``replicas``, those of each VNode, and
+    ``heavy``, whether also some lie and more is slow, make a large control world. `ALL`: seeds are given to each world in turn.
     """
 
     world: str = "data"
     num_pnodes: int = 0
     hours: float = 0.0
     replicas: int = 1
+    heavy: bool = False
 
     @property
     def options(self) -> str:
         """The same choice on a command line."""
         several = f" --replicas {self.replicas}" if self.replicas > 1 else ""
-        size = f" --nodes {self.num_pnodes} --hours {self.hours:g}{several}" if self.num_pnodes else ""
+        heavy = " --heavy" if self.heavy else ""
+        size = f" --nodes {self.num_pnodes} --hours {self.hours:g}{several}{heavy}" if self.num_pnodes else ""
         return f"--world {self.world}{size}"
 
     def of(self, seed: int) -> tuple[Choice, int]:
@@ -151,7 +153,11 @@ def _world(choice: Choice, seed: int) -> Simulation | ControlWorld:
         return ControlWorld(seed, orchestrator_knobs(seed), choice.options)
     if choice.world == "audited":
         return ControlWorld(seed, audited_knobs(seed), choice.options)
+    if choice.world == "restored":
+        return ControlWorld(seed, restored_knobs(seed), choice.options)
     large = large_knobs(choice.num_pnodes, choice.hours, choice.replicas) if choice.num_pnodes else None
+    if large is not None and choice.heavy:
+        large = in_heavy_weather(large)
     return ControlWorld(seed, large, choice.options)
 
 

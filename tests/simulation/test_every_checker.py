@@ -24,6 +24,7 @@ from tests.simulation.test_control_pauses import PLANTED as PLANTED_PAUSES
 from tests.simulation.test_control_planted_bugs import PLANTED as PLANTED_CONTROL
 from tests.simulation.test_planted_bugs import PLANTED as PLANTED_DATA
 from tests.simulation.test_planted_bugs import PLANTED_BETWEEN_REPLICAS
+from tests.simulation.test_restored_store import PLANTED as PLANTED_BACKUPS
 
 SIMULATION: Final = Path(__file__).parents[2] / "simulation"
 
@@ -170,7 +171,7 @@ def alone(expected: set[str]) -> set[str]:
 
 def test_every_checker_of_the_control_world_has_a_bug_that_turns_it_red() -> None:
     named = {checker for *_, checker in CONTROL} | {"joiners"}  # turned red by states that fill the lines: `test_many_joiners`
-    for row in (*PLANTED_CONTROL, *PLANTED_PAUSES, *PLANTED_AUDITED):
+    for row in (*PLANTED_CONTROL, *PLANTED_PAUSES, *PLANTED_AUDITED, *PLANTED_BACKUPS):
         named |= alone(row[-1])
     found = of_world(control=True)
     assert {"job_lost", "ledger", "statements", "liveness"} <= found, "the modules were read"

@@ -1,0 +1,67 @@
+"""What must hold though the store went back: whoever had seen a newer head decides above it, and a job whose end is in the store is placed by nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from dataservice import keys
+from dcnr.ids import NodeId
+from dcnr.v1 import model_pb2
+from simulation.control_identity import MODEL
+
+if TYPE_CHECKING:
+    from simulation.control_world import ControlWorld
+    from simulation.kernel import Process
+
+
+class BackupCheckers:
+    """Remembers what a store held before it went back, and who had seen its head."""
+
+    def __init__(self, world: ControlWorld) -> None:
+        self._world = world
+        self._lost: dict[str, bytes] = {}
+        self._knew: dict[str, tuple[Process, int, int]] = {}
+        """By orchestrator: its life, and epoch and sequence of the newest head that it knew when the store went back."""
+        self.undone: dict[str, model_pb2.Outcome] = {}
+        """What heads had decided that are in the store no more; who read one acknowledged may still write the end."""
+        self.highest_epoch = 0
+        """Of all heads before the store went back; 0: it never did."""
+        self.num_back = self.num_repeated = 0
+
+    def restored(self, before: Mapping[str, bytes], decided: Mapping[str, model_pb2.Outcome], highest_epoch: int) -> None:
+        """The store went back; it held that before, and its heads had decided that."""
+        store = self._world.store.store
+        self.num_back += 1
+        self._lost |= {key: data for key, data in before.items() if store.peek(key) is None}
+        self.undone |= decided
+        self.highest_epoch = highest_epoch
+        for shell in self._world.honest():
+            head = shell.runtime.head if shell.is_alive else None
+            if head is not None:
+                self._knew[shell.node_id] = shell.process, int(head.epoch), int(head.sequence)
+
+    def peek(self, key: str) -> bytes | None:
+        """As the store has it, or had it before it went back."""
+        data = self._world.store.store.peek(key)
+        return self._lost.get(key) if data is None else data
+
+    def landed(self, head: model_pb2.Head) -> None:
+        """A head was written. PNodes obey neither a lower epoch nor a lower sequence than they have seen."""
+        process, epoch, sequence = self._knew.get(head.holder, (None, 0, 0))
+        knows = process is not None and process is self._world.orchestrator(NodeId(head.holder)).process
+        above = head.epoch > epoch and head.sequence > sequence
+        self._world.require(
+            not knows or above, "above_seen", f"epoch {head.epoch}, sequence {head.sequence} of who had seen {epoch}, {sequence}"
+        )
+
+    def planned(self, plan: model_pb2.Plan) -> None:
+        """The head names a plan: it is for no job that has ended."""
+        has_end = bool(plan.job_id) and self._world.store.store.peek(keys.job_end(MODEL, plan.job_id)) is not None
+        self._world.require(not has_end, "ended_again", f"plan {plan.number} places {plan.job_id}, whose end is in the store")
+
+    def may_repeat(self, job_id: str) -> bool:
+        """Whether a head may decide about a job what was decided already: the one before went back, and the job's end is there still."""
+        may = self.num_back > 0 and self._world.store.store.peek(keys.job_end(MODEL, job_id)) is not None
+        self.num_repeated += may
+        return may
