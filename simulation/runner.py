@@ -14,9 +14,9 @@ from dcnr.errors import DcnrError
 from simulation.control_joining import JoiningWorld
 from simulation.control_knobs import audited_knobs, in_heavy_weather, large_knobs, orchestrator_knobs, restored_knobs
 from simulation.control_world import ControlWorld
-from simulation.world import Simulation, Violation
+from simulation.world import Simulation, Violation, wide_knobs
 
-WORLDS: Final = ("data", "control", "orchestrators", "audited", "restored")
+WORLDS: Final = ("data", "control", "orchestrators", "audited", "restored", "wide")
 ALL: Final = "all"
 JOINING: Final = "joining"
 """Measures what many PNodes cost that join at once: a figure, not a search for faults."""
@@ -147,6 +147,8 @@ def _run_pair(pair: tuple[Choice, int]) -> Outcome:
 def _world(choice: Choice, seed: int) -> Simulation | ControlWorld:
     if choice.world == "data":
         return Simulation(seed)
+    if choice.world == "wide":
+        return Simulation(seed, wide_knobs(seed), "--world wide")
     if choice.world == JOINING:
         return JoiningWorld(seed)
     if choice.world == "orchestrators":

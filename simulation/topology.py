@@ -38,6 +38,19 @@ def chain(length: int) -> Topology:
     return Topology(f"chain{length}", {name: (names[index - 1] if index else INPUT,) for index, name in enumerate(names)})
 
 
+def wide(branches: int, length: int) -> Topology:
+    """A stem that many branches read, each a chain, and a join that reads them all."""
+    inputs: dict[str, tuple[str, ...]] = {"stem": (INPUT,)}
+    for branch in range(branches):
+        before = "stem"
+        for place in range(length):
+            inputs[f"b{branch}.{place}"] = (before,)
+            before = f"b{branch}.{place}"
+    inputs["join"] = tuple(f"b{branch}.{length - 1}" for branch in range(branches))
+    inputs["tail"] = ("join",)
+    return Topology(f"wide{branches}x{length}", inputs)
+
+
 RESIDUAL = Topology(
     "residual",
     {"conv1": (INPUT,), "conv2": ("conv1",), "conv3": ("conv2",), "conv4": ("conv2", "conv3"), "conv5": ("conv4",)},

@@ -17,7 +17,7 @@ from simulation.faults import Faults
 from simulation.kernel import Kernel
 from simulation.network import Network, NetworkKnobs
 from simulation.replica_shell import ReplicaShell
-from simulation.topology import Topology, any_topology
+from simulation.topology import Topology, any_topology, wide
 from vnode.vocabulary import Role
 
 NETWORK_S: Final = 1_000_000.0
@@ -111,6 +111,23 @@ def random_knobs(seed: int) -> Knobs:
     return _shared(rng, knobs) if seed % 2 else knobs
 
 
+def wide_knobs(seed: int) -> Knobs:
+    """A wide graph of which every VNode has three replicas: more than fifty of them, of which some die, stand still and are cut off."""
+    rng = Kernel(seed).rng("wide-knobs")
+    return Knobs(
+        topology=wide(5, 3),
+        num_batches=30,
+        replicas=(3, 3),
+        unit_batches=rng.choice([1, 3]),
+        merge_every=rng.choice([2, 6]),
+        crashes=rng.randint(2, 6),
+        pauses=rng.randint(0, 2),
+        breaks=rng.randint(2, 8),
+        rearrangements=rng.choice([0, 1]),
+        audited=rng.choice([False, True]),
+    )
+
+
 def _broken(rng: Random, knobs: Knobs) -> Knobs:
     return replace(knobs, compute_failure_probability=rng.choice([0.0, 0.01]), spool_loss_probability=rng.choice([0.0, 0.0, 0.02]))
 
@@ -131,10 +148,10 @@ def _shared(rng: Random, knobs: Knobs) -> Knobs:
 
 
 class Simulation:
-    """A world built from a seed and knobs; other parts may add their processes to `kernel` and `network`."""
+    """A world built from a seed and knobs; ``options`` make the same knobs on a command line. Other parts may add their processes to `kernel` and `network`."""
 
-    def __init__(self, seed: int, knobs: Knobs | None = None) -> None:
-        self.seed, self.knobs = seed, knobs or random_knobs(seed)
+    def __init__(self, seed: int, knobs: Knobs | None = None, options: str = "--world data") -> None:
+        self.seed, self.knobs, self.options = seed, knobs or random_knobs(seed), options
         self.kernel = Kernel(seed)
         self.topology = self.knobs.topology
         self.network = Network(self.kernel, self.knobs.network)
@@ -216,7 +233,7 @@ class Simulation:
 
     def fail(self, checker: str, message: str) -> NoReturn:
         """Raises Violation with everything needed to see it again."""
-        replay = f"python -m simulation --seed {self.seed}"
+        replay = f"python -m simulation {self.options} --seed {self.seed}"
         raise Violation(checker, f"[{checker}] {message} (at {self.kernel.now_s:.2f} s; replay: {replay})")
 
     def require(self, holds: bool, checker: str, message: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simulation.topology import RESIDUAL, TWO_SOURCES, chain
-from simulation.world import Knobs, Simulation, random_knobs
+from simulation.world import Knobs, Simulation, random_knobs, wide_knobs
 
 
 @pytest.mark.parametrize("seed", [*range(20), 23])
@@ -37,3 +37,8 @@ def test_many_crashes_in_a_deep_chain() -> None:
     knobs = Knobs(topology=chain(6), num_batches=60, crashes=8, pauses=3, breaks=12, partitions=3)
     world = Simulation(11, knobs).run()
     assert world.num_lost_states >= 8
+
+
+def test_more_than_fifty_replicas_of_a_wide_graph_converge() -> None:
+    world = Simulation(0, wide_knobs(0), "--world wide").run()
+    assert len(world.members()) >= 50
