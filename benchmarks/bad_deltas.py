@@ -9,7 +9,7 @@ import statistics
 from dataclasses import asdict, replace
 from typing import Final
 
-from benchmarks.merging_replicas import OPTIMIZERS, Group, Setting, train
+from benchmarks.merging_replicas import OPTIMIZERS, Group, Points, Setting, train
 from benchmarks.result import Options, Result, Row, Target
 from vnode.merging import MIN_CONTRIBUTORS
 
@@ -37,10 +37,10 @@ def run(options: Options) -> Result:
 
 def _row(setting: Setting, every: int) -> Row:
     row: Row = {"optimizer": setting.optimizer, "seed": setting.seed}
-    stages = setting.stages()
+    stages, points = setting.stages(), Points(setting)
     for way, (centred, factor) in WAYS.items():
         groups = [Group(setting, stage, every, centred=centred, bad_factor=factor) for stage in stages]
-        row[way] = round(100 * train(setting, groups, stages)[-1], 2)
+        row[way] = round(100 * train(setting, points, groups, stages)[-1].share, 2)
     return row
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 
+from benchmarks.merging_rules import Arrival, Nesterov, Outer
 from dcnr.graph import Graph, stages_of_graph
 from dcnr.ids import ReplicaId
 from dcnr.specs import TensorSpec
@@ -51,25 +52,42 @@ class Setting:
     unit_batches: int = 8
     delay_batches: int = 16
     """A delta, and likewise an anchor, is on its way for so many batches of the whole job."""
+    width: int = WIDTH
+    hidden: int = HIDDEN
+    lr: float | None = None
+    """None: the optimiser's own."""
 
     def stages(self) -> tuple[Stage, ...]:
         """Linear maps with a GELU before each but the first, every one with its own loss."""
         graph = Graph(
-            "merging", input=TensorSpec("float32", (WIDTH,)), target=TensorSpec("int64", ()), num_classes=NUM_CLASSES,
+            "merging", input=TensorSpec("float32", (self.width,)), target=TensorSpec("int64", ()), num_classes=NUM_CLASSES,
             train={"passes": 1, "batch_size": self.batch_size, "seed": self.seed, "codec": "raw"},
             data={use: f"dataset:points#{use}" for use in ("train", "validation", "test")},
         )  # fmt: skip
+        optimizer = OPTIMIZERS[self.optimizer] | ({} if self.lr is None else {"lr": self.lr})
         before = "input"
         for number in range(1, self.num_stages + 1):
             if number > 1:
                 graph.vnode(f"g{number}", "gelu", {}, inputs=[before])
                 before = f"g{number}"
             graph.vnode(
-                f"s{number}", "linear", {"out_features": HIDDEN}, inputs=[before],
-                objective={"name": "local_ce", "config": {}}, optimizer=OPTIMIZERS[self.optimizer],
+                f"s{number}", "linear", {"out_features": self.hidden}, inputs=[before],
+                objective={"name": "local_ce", "config": {}}, optimizer=optimizer,
             )  # fmt: skip
             before = f"s{number}"
         return tuple(stages_of_graph(graph.build(), default_registry()))
+
+
+class Data(Protocol):
+    """What is learned and what is tested."""
+
+    def batch(self, number: int) -> tuple[Any, Any]:
+        """Inputs and targets of a training batch."""
+        ...
+
+    def test(self) -> tuple[Any, Any]:
+        """All that is tested, at once."""
+        ...
 
 
 class Points:
@@ -78,10 +96,10 @@ class Points:
     def __init__(self, setting: Setting) -> None:
         rng = np.random.Generator(np.random.Philox(key=setting.seed))
         count = setting.num_batches * setting.batch_size
-        centres = SPREAD * rng.standard_normal((NUM_CLUSTERS, WIDTH), dtype=np.float32)
+        centres = SPREAD * rng.standard_normal((NUM_CLUSTERS, setting.width), dtype=np.float32)
         classes = rng.integers(0, NUM_CLASSES, NUM_CLUSTERS)
         chosen = rng.integers(0, NUM_CLUSTERS, count + NUM_TEST)
-        self._x = centres[chosen] + rng.standard_normal((count + NUM_TEST, WIDTH), dtype=np.float32)
+        self._x = centres[chosen] + rng.standard_normal((count + NUM_TEST, setting.width), dtype=np.float32)
         self._y = classes[chosen].astype(np.int64)
         self._batch_size, self._num_train = setting.batch_size, count
 
@@ -93,64 +111,6 @@ class Points:
     def test(self) -> tuple[Any, Any]:
         """All test points at once."""
         return self._x[self._num_train :], self._y[self._num_train :]
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A delta as an outer step sees it."""
-
-    values: DeltaValues
-    anchor: dict[str, torch.Tensor]
-    """The weights that the contributor had begun with."""
-    share: float
-    """What the delta learned, of all that came since that anchor."""
-    num_replicas: int
-
-
-Outer = Callable[[dict[str, torch.Tensor], Arrival], None]
-"""(weights, arrival): changes the weights in place."""
-
-
-def averaged(weights: dict[str, torch.Tensor], arrival: Arrival) -> None:
-    """The mean of primary and contributor, weighted by what each learned since the anchor: what the primary has learned is pulled back."""
-    for name, value in weights.items():
-        value += arrival.share * (arrival.anchor[name] + torch.from_numpy(arrival.values.weights[name]) - value)
-
-
-class Nesterov:
-    """A part of each displacement as workers add it, with Nesterov's momentum over merges, as DiLoCo's outer step has it (Douillard et al. 2023)."""
-
-    def __init__(self, lr: float = 0.7, momentum: float = 0.9) -> None:
-        self._lr, self._momentum = lr, momentum
-        self._velocity: dict[str, torch.Tensor] = {}
-
-    def __call__(self, weights: dict[str, torch.Tensor], arrival: Arrival) -> None:
-        for name, value in weights.items():
-            step = torch.from_numpy(arrival.values.weights[name]) / arrival.num_replicas
-            velocity = self._momentum * self._velocity.get(name, torch.zeros_like(value)) + step
-            self._velocity[name] = velocity
-            value += self._lr * (step + self._momentum * velocity)
-
-
-class DelayedNesterov:
-    """Momentum only every ``num_replicas`` merges, from the mean of what came since; plain steps between (Liu et al. 2024, with c = 0)."""
-
-    def __init__(self, lr: float = 0.7, momentum: float = 0.9) -> None:
-        self._lr, self._momentum, self._count = lr, momentum, 0
-        self._velocity: dict[str, torch.Tensor] = {}
-        self._waiting: dict[str, torch.Tensor] = {}
-
-    def __call__(self, weights: dict[str, torch.Tensor], arrival: Arrival) -> None:
-        self._count += 1
-        is_due = self._count % arrival.num_replicas == 0
-        for name, value in weights.items():
-            step = torch.from_numpy(arrival.values.weights[name]) / arrival.num_replicas
-            zero = torch.zeros_like(value)
-            self._waiting[name] = self._waiting.get(name, zero) + step
-            if is_due:
-                self._velocity[name] = self._momentum * self._velocity.get(name, zero) + self._waiting.pop(name)
-                value += self._lr * self._momentum * self._velocity[name]
-            value += self._lr * step
 
 
 @dataclass
@@ -195,6 +155,10 @@ class Group:
                 compute.follow()
             self._replicas[share.replica] = _Replica(compute, self._weights(compute))
         self.primary, self._last = self._replicas[self._shares[0].replica], self._replicas[self._shares[-1].replica]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The primary's, by name."""
+        return self._weights(self.primary.compute)
 
     def _weights(self, compute: TorchCompute) -> dict[str, torch.Tensor]:
         return self._weights_in(compute.anchor(self._info))
@@ -267,12 +231,14 @@ class Group:
             first[1](first[0])
 
 
-class Averaged(Group):
-    """All replicas stop every so many steps and go on from the mean of their weights (local SGD, Stich 2019): nothing is on its way."""
+class Rounds(Group):
+    """All replicas stop every so many steps and go on from their mean (local SGD, Stich 2019), or from where an outer step with the mean of their
+    displacements leads (DiLoCo): nothing is on its way.
+    """
 
-    def __init__(self, setting: Setting, stage: Stage, merge_every: int) -> None:
+    def __init__(self, setting: Setting, stage: Stage, merge_every: int, outer: Nesterov | None = None) -> None:
         super().__init__(setting, stage, setting.num_batches)
-        self._every = merge_every * setting.num_replicas
+        self._every, self._step = merge_every * setting.num_replicas, outer
         self.primary.compute.follow()
 
     def learn(self, batch: int, inputs: Sequence[Any], target: Any) -> Any:
@@ -283,35 +249,50 @@ class Averaged(Group):
         return output
 
     def finish(self) -> None:
-        """A last mean."""
-        self._meet()
+        """They meet a last time."""
+        if self._setting.num_batches % self._every:
+            self._meet()
 
     def _meet(self) -> None:
         anchors = [parse(replica.compute.anchor(self._info), self._schema) for replica in self._replicas.values()]
         arrays = [arrays for _, arrays in anchors]
         mean = {name: np.mean([each[name] for each in arrays], axis=0).astype(arrays[0][name].dtype) for name in arrays[0]}
+        if self._step is not None:
+            weights = {name: value.clone() for name, value in self.primary.anchor.items()}
+            self._step.step(weights, {name: torch.from_numpy(mean[f"w/{name}"]) - value for name, value in weights.items()})
+            mean |= {f"w/{name}": value.numpy() for name, value in weights.items()}
         data = serialise(self._schema, self._info, mean)
         total = sum(
             replica.num_after + (replica.num_known if replica is self.primary else 0) for replica in self._replicas.values()
         )
         for replica in self._replicas.values():
             replica.compute.rebase(data, keep_open=False, keep_after=False)
+            replica.anchor = self._weights_in(data)
             replica.num_known, replica.num_after = total, 0
 
 
-def train(setting: Setting, groups: Sequence[Group], stages: Sequence[Stage]) -> list[float]:
-    """Learns all batches and gives the share of test points that each exit has right."""
-    points = Points(setting)
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """What one depth knows at the end."""
+
+    loss: float
+    """Cross-entropy in nats per sample."""
+    share: float
+    """Of what was tested, right."""
+
+
+def train(setting: Setting, data: Data, groups: Sequence[Group], stages: Sequence[Stage]) -> list[Exit]:
+    """Learns all batches and tests every exit."""
     for batch in range(setting.num_batches):
-        x, y = points.batch(batch)
+        x, y = data.batch(batch)
         values: dict[str, Any] = {INPUT: x}
         for stage, group in zip(stages, groups, strict=True):
             values[stage.id] = group.learn(batch, [values[item.id] for item in stage.inputs], y)
-    x, y = points.test()
-    values, shares = {INPUT: x}, []
+    x, y = data.test()
+    values, exits = {INPUT: x}, []
     for stage, group in zip(stages, groups, strict=True):
         group.finish()
         result = group.primary.compute.forward(0, [values[item.id] for item in stage.inputs], Mode.EVAL, y)
         values[stage.id] = result.output
-        shares.append(result.correct / result.count)
-    return shares
+        exits.append(Exit(result.sum_loss / result.count, result.correct / result.count))
+    return exits
