@@ -20,6 +20,7 @@ NAMES: Final = (
     "handover",
     "training",
     "merging",
+    "merging_rates",
     "bad_deltas",
     "startup",
     "failure",

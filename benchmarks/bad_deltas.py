@@ -26,7 +26,7 @@ def run(options: Options) -> Result:
     num_batches, every = (60, 3) if options.quick else (NUM_BATCHES, MERGE_EVERY)
     setting = Setting("sgd", 0, num_batches, num_replicas=MIN_CONTRIBUTORS + 1)
     settings = asdict(setting) | {"merge_every": every, "optimizers": OPTIMIZERS, "bad_factor": BAD_FACTOR}
-    del settings["optimizer"], settings["seed"]
+    del settings["optimizer"], settings["seed"], settings["lr"]
     result = Result("bad_deltas", "One contributor of four that sends its deltas times -3", settings)
     for seed in range(1, options.rounds + 1):
         for optimizer in OPTIMIZERS:

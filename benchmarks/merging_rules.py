@@ -48,3 +48,24 @@ class Nesterov:
             velocity = self._momentum * self._velocity.get(name, torch.zeros_like(value)) + moved[name]
             self._velocity[name] = velocity
             value += self._lr * (moved[name] + self._momentum * velocity)
+
+
+class DelayedNesterov:
+    """Momentum only every ``num_replicas`` merges, from what came since; plain steps between (Liu et al. 2024, with c = 0)."""
+
+    def __init__(self, lr: float, momentum: float) -> None:
+        self._lr, self._momentum, self._count = lr, momentum, 0
+        self._velocity: dict[str, torch.Tensor] = {}
+        self._waiting: dict[str, torch.Tensor] = {}
+
+    def __call__(self, weights: dict[str, torch.Tensor], arrival: Arrival) -> None:
+        self._count += 1
+        is_due = self._count % arrival.num_replicas == 0
+        for name, value in weights.items():
+            step = torch.from_numpy(arrival.values.weights[name]) / arrival.num_replicas
+            zero = torch.zeros_like(value)
+            self._waiting[name] = self._waiting.get(name, zero) + step
+            if is_due:
+                self._velocity[name] = self._momentum * self._velocity.get(name, zero) + self._waiting.pop(name)
+                value += self._lr * self._momentum * self._velocity[name]
+            value += self._lr * step

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.merging import ALONE, NUM_JUDGED, SHIPPED, best_few, chosen, climbed
 from benchmarks.merging_digits import Digits
+from benchmarks.merging_rates import ALONE, SHIPPED, best_few, chosen, climbed
 from benchmarks.merging_replicas import Group, Points, Rounds, Setting
-from benchmarks.merging_rules import Arrival, Nesterov, Outer, averaged
+from benchmarks.merging_rules import Arrival, DelayedNesterov, Nesterov, Outer, averaged
 from vnode.torch_merging import DeltaValues
 
 SETTING = Setting("sgd", 3, 48, batch_size=4, num_stages=1, unit_batches=2, delay_batches=3, hidden=6, width=5)
@@ -65,6 +65,11 @@ def test_momentum_is_that_of_nesterov() -> None:
     assert stepped(Nesterov(0.5, 0.9), 4.0, 0.0) == pytest.approx(0.5 * (1 + 0.9) + 0.5 * 0.9 * 0.9)
 
 
+def test_delayed_momentum_comes_with_every_fourth_delta() -> None:
+    assert stepped(DelayedNesterov(0.5, 0.9), 4.0, 4.0, 4.0) == pytest.approx(0.5 * 3)
+    assert stepped(DelayedNesterov(0.5, 0.9), 4.0, 4.0, 4.0, 4.0) == pytest.approx(0.5 * 4 + 0.5 * 0.9 * 4)
+
+
 def test_an_average_goes_part_of_the_way_to_where_the_contributor_arrived() -> None:
     assert stepped(averaged, 3.0) == pytest.approx(0.5 * (1 + 3))
 
@@ -103,7 +108,7 @@ def test_every_seed_has_its_own_order_of_the_same_images_and_splits_stay_apart()
     assert Digits(arrays, setting, "validation").test()[0].max() == 1
 
 
-def test_one_replica_and_what_workers_do_are_judged_beside_the_best_others() -> None:
-    names = [ALONE, SHIPPED, "a", "b", "c", "d"]
-    rows = [{"part": "sweep", "optimizer": "sgd", "way": name, "loss": 9.0 - number} for number, name in enumerate(names)]
-    assert [row["way"] for row in best_few(rows)] == [ALONE, SHIPPED, "d", "c", "b"][: 2 + NUM_JUDGED]
+def test_one_replica_and_what_workers_do_are_judged_beside_the_best_way_with_and_without_waiting() -> None:
+    losses = {ALONE: 0.1, SHIPPED: 0.9, "averaged": 0.5, "nesterov": 0.4, "rounds_mean": 0.3, "rounds_nesterov": None}
+    rows = [{"part": "sweep", "optimizer": "sgd", "way": name, "loss": loss} for name, loss in losses.items()]
+    assert [row["way"] for row in best_few(rows)] == [ALONE, SHIPPED, "nesterov", "rounds_mean"]
