@@ -17,6 +17,7 @@ from benchmarks.result import Options, Result, Row, Target
 from dcnr.stages import Stage
 
 NUM_BATCHES: Final = 800
+MAX_LOST: Final = 1.0
 STEPS: Final = (20, 50, 100)
 """Own steps between two deltas."""
 DILOCO: Final = (0.7, 0.9)
@@ -76,6 +77,8 @@ def conclude(result: Result) -> None:
             gained = statistics.median(row[f"added_{every}"] - row[f"synchronous_mean_{every}"] for row in rows)
             name = f"{optimizer}: above the mean that waits for everyone, a delta every {every} steps"
             result.targets.append(Target(name, round(gained, 2), 0.0, "points", at_least=True))
+            name = f"{optimizer}: lost against one replica that learns the same batches, a delta every {every} steps"
+            result.targets.append(Target(name, lost[f"added_{every}"], MAX_LOST, "points", at_least=False))
     result.notes = ["One process; a delta and an anchor take 16 batches of the job each; percent of 8,192 test points, last exit."]
 
 
