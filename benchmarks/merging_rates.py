@@ -39,6 +39,7 @@ NOTE: Final = (
     "One process; a delta and an anchor take 16 batches of the job each; percent of the 10,000 test images, last exit, means over seeds. Spread: best less "
     "worst seed. Rates are those of the learner, of the outer step and its momentum, with the least loss on the validation split, with another seed."
 )
+BROKEN_OFF: Final = "Broken off while rates were tried: what is not in the rows was not tried, and nothing was judged."
 Outer = tuple[float, float]
 """Outer rate and momentum."""
 PLAIN: Final[Outer] = (1.0, 0.0)
@@ -211,14 +212,14 @@ def best_few(rows: Iterable[Row]) -> list[Row]:
     few: list[Row] = []
     for optimizer in dict.fromkeys(optimizer for optimizer, _ in best):
         by_loss = sorted((best[key] for key in best if key[0] == optimizer and key[1] not in (ALONE, SHIPPED)), key=loss_of)
-        few += [best[optimizer, ALONE], best[optimizer, SHIPPED]]
+        few += [best[optimizer, name] for name in (ALONE, SHIPPED) if (optimizer, name) in best]
         for waits in (False, True):
             few += [row for row in by_loss if WAYS[row["way"]].waits is waits][:1]
     return few
 
 
 def conclude(result: Result) -> None:
-    """Means over seeds with what was chosen, what each way loses against one replica, and the targets."""
+    """Means over seeds with what was chosen, what each way loses against one replica, and the targets; of a run that was broken off what there is."""
     few = result.settings["every"][0]
     for optimizer in result.settings["optimizers"]:
         told: Row = {}
@@ -230,17 +231,19 @@ def conclude(result: Result) -> None:
         }
         for (_, name), row in chosen(row for row in result.rounds if row["optimizer"] == optimizer).items():
             told[f"{name}_rates"] = f"{row['lr']:g}, {row['outer_lr']:g}, {row['outer_momentum']:g}"
-            told[f"{name}_validation_loss"] = row["loss"]
+            told[f"{name}_validation_loss"], told[f"{name}_validation_percent"] = row["loss"], row["percent"]
             for every, by_seed in right.get(name, {}).items():
                 label = f"{name}_{every}" if WAYS[name].is_merged else name
                 told[label] = round(statistics.mean(by_seed.values()), 2)
                 told[f"{label}_spread"] = round(max(by_seed.values()) - min(by_seed.values()), 2)
-                alone = right[ALONE][few]
-                lost[label] = round(statistics.mean(alone[seed] - percent for seed, percent in by_seed.items()), 2)
+                alone = right.get(ALONE, {}).get(few, {})
+                if alone.keys() >= by_seed.keys():
+                    lost[label] = round(statistics.mean(alone[seed] - percent for seed, percent in by_seed.items()), 2)
         result.medians[optimizer] = told
         result.ratios[optimizer] = {f"{label}_lost_points": value for label, value in lost.items()}
         result.targets += _targets(optimizer, lost, result.settings["every"])
-    result.notes = [NOTE]
+    is_whole = any(row["part"] == "judged" for row in result.rounds)
+    result.notes = [NOTE] if is_whole else [NOTE, BROKEN_OFF]
 
 
 def _judged(rows: Iterable[Row], optimizer: str, way: str) -> dict[int, dict[int, float]]:
@@ -254,14 +257,14 @@ def _judged(rows: Iterable[Row], optimizer: str, way: str) -> dict[int, dict[int
 
 def _targets(optimizer: str, lost: Row, every: Iterable[int]) -> Iterable[Target]:
     for steps in every:
-        ours = lost[f"{SHIPPED}_{steps}"]
+        ours = lost.get(f"{SHIPPED}_{steps}")
         names = [f"{name}_{steps}" for name, way in WAYS.items() if way.is_merged and not way.waits]
-        others = min(lost[name] for name in names if name in lost)
+        others = min((lost[name] for name in names if name in lost), default=0.0)
         at = f"a delta every {steps} steps"
         yield Target(f"{optimizer}: lost against one replica, {at}", ours, MAX_LOST, "points", at_least=False)
         yield Target(
             f"{optimizer}: lost against the best way that waits for nobody, {at}",
-            round(ours - others, 2),
+            None if ours is None else round(ours - others, 2),
             MAX_BEHIND,
             "points",
             at_least=False,

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from benchmarks.merging_digits import Digits
-from benchmarks.merging_rates import ALONE, SHIPPED, best_few, chosen, climbed
+from benchmarks.merging_rates import ALONE, SHIPPED, best_few, chosen, climbed, conclude
 from benchmarks.merging_replicas import Group, Points, Rounds, Setting
 from benchmarks.merging_rules import Arrival, DelayedNesterov, Nesterov, Outer, averaged
+from benchmarks.result import Result
 from vnode.torch_merging import DeltaValues
 
 SETTING = Setting("sgd", 3, 48, batch_size=4, num_stages=1, unit_batches=2, delay_batches=3, hidden=6, width=5)
@@ -95,10 +96,10 @@ def test_what_broke_off_is_chosen_only_where_nothing_else_is() -> None:
 
 
 def test_every_seed_has_its_own_order_of_the_same_images_and_splits_stay_apart() -> None:
-    arrays = {
+    arrays: dict[str, Any] = {
         f"{split}_x": np.full((8, 1, 28, 28), level, np.float32) for level, split in enumerate(("train", "validation", "test"))
     }
-    arrays |= {f"{split}_y": np.arange(8) for split in ("train", "validation", "test")}
+    arrays.update((f"{split}_y", np.arange(8)) for split in ("train", "validation", "test"))
     setting = replace(SETTING, batch_size=8)
     first, second = (Digits(arrays, replace(setting, seed=seed), "test") for seed in (1, 2))
     assert sorted(first.batch(0)[1]) == sorted(second.batch(0)[1]) == list(range(8))
@@ -112,3 +113,20 @@ def test_one_replica_and_what_workers_do_are_judged_beside_the_best_way_with_and
     losses = {ALONE: 0.1, SHIPPED: 0.9, "averaged": 0.5, "nesterov": 0.4, "rounds_mean": 0.3, "rounds_nesterov": None}
     rows = [{"part": "sweep", "optimizer": "sgd", "way": name, "loss": loss} for name, loss in losses.items()]
     assert [row["way"] for row in best_few(rows)] == [ALONE, SHIPPED, "nesterov", "rounds_mean"]
+
+
+def test_a_run_that_was_broken_off_meets_no_target() -> None:
+    row = {
+        "part": "sweep",
+        "optimizer": "sgd",
+        "way": ALONE,
+        "loss": 0.5,
+        "percent": 90.0,
+        "lr": 0.1,
+        "outer_lr": 1.0,
+        "outer_momentum": 0.0,
+    }
+    result = Result("merging_rates", "", {"every": [20], "optimizers": {"sgd": {}}}, rounds=[row])
+    conclude(result)
+    assert [target.met for target in result.targets] == [False, False]
+    assert result.medians["sgd"][f"{ALONE}_validation_percent"] == 90.0
