@@ -7,12 +7,18 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
+
+from chaos.targets import of_run
 
 Row = dict[str, Any]
 Points = Sequence[Sequence[float]]
-TIMES = ("gap_s", "detected_s", "learning_s", "back_s")
+TIMES = ("gap_s", "suspected_s", "gone_s", "learning_s", "back_s")
 """Of a fault's row: the longest gap in what any replica of its VNodes learned, and how long the rest took."""
+OLD_NAMES: Final = {"suspected_s": "detected_s"}
+"""As results up to 7483bc86 call them: they did not tell the suspected from those that were taken for gone."""
+ENOUGH_FOR_P99: Final = 100
+"""With fewer values the 99th percentile is the largest of them, and is not told."""
 
 
 def conclude(document: Row) -> Row:
@@ -20,7 +26,7 @@ def conclude(document: Row) -> Row:
     settings, faults = document["settings"], document["faults"]
     pairs = [pair for number in range(settings["pairs"]) if (pair := _pair(document, number)) is not None]
     kept = [pair["kept"] for pair in pairs if pair["kept"] is not None]
-    return {
+    figures: Row = {
         "pairs": pairs,
         "rate_without": rounded(median(pair["without"] for pair in pairs), 2),
         "rate_with": rounded(median(pair["with"] for pair in pairs), 2),
@@ -30,12 +36,27 @@ def conclude(document: Row) -> Row:
         "contributing_least": rounded(contributing_least(document["shares"], settings), 4),
         **_settled(document["shares"], settings),
         "num_faults": len(faults),
-        "by_kind": {kind: _kind([row for row in faults if row["kind"] == kind]) for kind in ("kill", "partition", "pause")},
+        "by_kind": {kind: _kind([row for row in faults if row["kind"] == kind]) for kind in kinds_of(faults)},
         "longest_gap_s": rounded(longest_gap(document["learned"]), 2),
         "lineages_exact": document["outcome"]["lineages_exact"],
         "completed": document["outcome"]["state"] == "completed",
         "final_loss": document["outcome"]["loss"],
+        "free_with_percent": rounded(free_percent(document), 1),
     }
+    return {**figures, "targets": of_run(document, figures)}
+
+
+def kinds_of(faults: Sequence[Row]) -> list[str]:
+    """The three of every schedule first, whether there were any or not, then the others that there were."""
+    return list(dict.fromkeys(["kill", "partition", "pause", *(row["kind"] for row in faults)]))
+
+
+def free_percent(document: Row) -> float | None:
+    """Of the processor, on average over the windows with faults: what nobody used."""
+    window_s, length_s = document["settings"]["window_s"], 2 * document["settings"]["pairs"] * document["settings"]["window_s"]
+    rows = document.get("load", [])
+    free = [100.0 - row[1] for row in rows if 0 <= row[0] < length_s and int(row[0] // window_s) % 2 == 1]
+    return statistics.fmean(free) if free else None
 
 
 def _pair(document: Row, number: int) -> Row | None:
@@ -56,10 +77,11 @@ def _kind(rows: Sequence[Row]) -> Row:
     hosting = [row for row in rows if row["hosted"]]
     found: Row = {"faults": len(rows), "hosting": len(hosting)}
     for name in TIMES:
-        values = [row[name] for row in hosting if row.get(name) is not None]
+        told = [row.get(name, row.get(OLD_NAMES.get(name, name))) for row in hosting]
+        values = [value for value in told if value is not None]
+        p99 = at_least_of(values, 0.99) if len(values) >= ENOUGH_FOR_P99 else None
         found[name] = {
-            "p50": rounded(median(values), 2), "p99": rounded(at_least_of(values, 0.99), 2), "max": rounded(max(values, default=None), 2),
-            "seen": len(values),
+            "p50": rounded(median(values), 2), "p99": rounded(p99, 2), "max": rounded(max(values, default=None), 2), "seen": len(values),
         }  # fmt: skip
     return found
 

@@ -15,6 +15,7 @@ from benchmarks.meter import Meter
 from chaos.figures import Points, rate, rounded
 from chaos.run import POLL_S, TRAINING_S, VIEW_S, Row, Say
 from chaos.stand import Stand
+from chaos.targets import JOINERS_RATE, of_joining
 from chaos.track import copies_of
 from chaos.work import Work
 from dcnr.errors import DcnrError, TimedOut
@@ -25,8 +26,6 @@ FORMAT: Final = "dcnr-chaos-joining-1"
 SPAN_S: Final = 10.0
 """Rates are those of so many seconds: deltas are merged every few of them."""
 STEP_S: Final = 0.5
-LEAST: Final = 0.8
-"""Of the rate before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +123,21 @@ def conclude(document: Row) -> Row:
     before = rate(points, -settings["before_s"], 0.0)
     after = rate(points, settings["after_s"] / 2, settings["after_s"])
     times = document["contributed_s"]
-    return {
+    figures: Row = {
         "rate_before": rounded(before, 2),
         "rate_after": rounded(after, 2),
         "all_contribute": None not in times,
         "contributed_max_s": max((time_s for time_s in times if time_s is not None), default=None),
-        "below_s": rounded(_below_s(points, LEAST * before, settings["after_s"]), 1),
+        "below_s": rounded(_below_s(points, JOINERS_RATE * before, settings["after_s"]), 1),
+        "kept_least": rounded(_least(points, settings["after_s"]) / before, 4) if before else None,
     }
+    return {**figures, "targets": of_joining(document, figures)}
+
+
+def _least(points: Points, until_s: float) -> float:
+    """The least rate of any `SPAN_S` seconds that end after they began to come."""
+    steps = int(until_s / STEP_S)
+    return min(rate(points, step * STEP_S - SPAN_S, step * STEP_S) for step in range(steps + 1))
 
 
 def _below_s(points: Points, least: float, until_s: float) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.machine import ROOT
+from chaos import targets
 from chaos.figures import TIMES
 from dcnr.crashpoints import POINTS
 
@@ -57,7 +58,7 @@ def run_section(name: str, document: dict[str, Any], directory: Path) -> str:
             f"{'each PNode in a network namespace' if settings['own_machines'] else 'no namespaces, no partitions'}{links_of(document)}. "
             f"{facts['cores']} cores ({facts['cpu']}), {facts['memory_gib']} GiB, commit {facts['commit']}, load before the run {facts['load_before'][0]}; "
             f"processor time that was free meanwhile, on average: {shown(free_of(document))} %, in the windows without faults "
-            f"{shown(free_of(document, between_faults=True))} %.",
+            f"{shown(free_of(document, between_faults=True))} %, in those with them {shown(document['figures']['free_with_percent'])} %.",
             *(["", BUSY] if facts["load_before"][0] > facts["cores"] else []),
             "",
             run_table(document),
@@ -118,16 +119,27 @@ def run_table(document: dict[str, Any]) -> str:
         f"| VNodes whose lineage is exactly all batches | {figures['lineages_exact']} of {outcome['num_vnodes']} |",
         f"| loss at the end, last exit | {shown(losses[-1] if losses else None)} |",
         "",
-        "| fault | number | hosting | no replica of its VNodes learns p50 / p99 / max (s) | noticed | its VNodes learn again | its machine contributes again |",
-        "|---|---|---|---|---|---|---|",
+        "| fault | number | hosting | no replica of its VNodes learns: middle / largest (of how many), s | suspected | taken for gone "
+        "| its VNodes learn again | its machine contributes again |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for kind, row in figures["by_kind"].items():
-        cells = [
-            f"{shown(row[name]['p50'])} / {shown(row[name]['p99'])} / {shown(row[name]['max'])} ({row[name]['seen']})"
-            for name in TIMES
-        ]
+        cells = [_times(row[name]) for name in TIMES]
         lines.append(f"| {kind} | {row['faults']} | {row['hosting']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_held(figures)])
+
+
+def _held(figures: dict[str, Any]) -> list[str]:
+    """What the figures are held against, after an empty line."""
+    return ["", targets.table(figures["targets"])] if figures["targets"] else []
+
+
+def _times(found: dict[str, Any]) -> str:
+    """Seconds of one kind of fault: a 99th percentile only of so many that it is not the largest."""
+    if not found["seen"]:
+        return "not seen"
+    p99 = "" if found["p99"] is None else f" / p99 {shown(found['p99'])}"
+    return f"{shown(found['p50'])}{p99} / {shown(found['max'])} ({found['seen']})"
 
 
 def joining_section(document: dict[str, Any]) -> str:
@@ -158,6 +170,8 @@ def joining_table(document: dict[str, Any]) -> str:
             f"| batches per second over all VNodes before | {shown(figures['rate_before'])} |",
             f"| and when they had come | {shown(figures['rate_after'])} |",
             f"| longest time with less than 80 % of the rate before (s; rates of 10 s) | {shown(figures['below_s'])} |",
+            f"| least of the rate before in any ten seconds | {shown(figures['kept_least'])} |",
+            *_held(figures),
         ]
     )
 

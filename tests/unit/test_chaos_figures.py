@@ -7,7 +7,8 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-from chaos import report
+from chaos import joining, report, targets
+from chaos.__main__ import MISSED_EXIT, ended
 from chaos.figures import TIMES, conclude
 from chaos.plot import svg
 from chaos.rounds import ROUNDS
@@ -31,7 +32,8 @@ def document(**changes: Any) -> dict[str, Any]:
         {"kind": "pause", "victim": 2, "at_s": 35.0, "hosted": [], "over_s": 2.0, "detected_s": None, "learning_s": 0.0, "back_s": None},
     ]  # fmt: skip
     return {
-        "settings": {"pairs": 2, "window_s": 10.0}, "learned": learned, "faults": rows, "shares": [[5.0, 4, 0], [12.0, 4, 4], [32.0, 4, 2]],
+        "settings": {"pairs": 2, "window_s": 10.0, "replicas_per_vnode": 3}, "load": [[5.0, 90.0], [12.0, 60.0], [31.0, 50.0]],
+        "learned": learned, "faults": rows, "shares": [[5.0, 4, 0], [12.0, 4, 4], [32.0, 4, 2]],
         "outcome": {"state": "completed", "lineages_exact": 2, "num_vnodes": 2, "loss": {"a": 2.0, "b": 1.5}}, **changes,
     }  # fmt: skip
 
@@ -51,14 +53,90 @@ def test_a_job_that_ended_early_has_fewer_pairs() -> None:
 
 def test_recovery_is_told_by_kind_and_only_where_something_was_hosted() -> None:
     by_kind = conclude(document())["by_kind"]
-    assert by_kind["kill"]["learning_s"] == {"p50": 5.0, "p99": 6.0, "max": 6.0, "seen": 2}
-    assert by_kind["kill"]["back_s"] == {"p50": 7.0, "p99": 7.0, "max": 7.0, "seen": 1}
-    assert by_kind["kill"]["gap_s"] == {"p50": 0.4, "p99": 0.4, "max": 0.4, "seen": 1}
+    assert by_kind["kill"]["learning_s"] == {"p50": 5.0, "p99": None, "max": 6.0, "seen": 2}
+    assert by_kind["kill"]["back_s"] == {"p50": 7.0, "p99": None, "max": 7.0, "seen": 1}
+    assert by_kind["kill"]["gap_s"] == {"p50": 0.4, "p99": None, "max": 0.4, "seen": 1}
     assert by_kind["pause"] == {
         "faults": 1,
         "hosting": 0,
         **{name: {"p50": None, "p99": None, "max": None, "seen": 0} for name in TIMES},
     }
+
+
+def test_a_percentile_is_told_of_a_hundred_values_only() -> None:
+    row = document()["faults"][0]
+    for count, p99 in ((99, None), (100, 9.9)):
+        rows = [{**row, "gap_s": number / 10} for number in range(1, count + 1)]
+        assert conclude(document(faults=rows))["by_kind"]["kill"]["gap_s"]["p99"] == p99
+
+
+def held(**changes: Any) -> dict[str, bool]:
+    """What a run is held against, by name, and whether it is met."""
+    return {row["name"]: row["met"] for row in conclude(document(**changes))["targets"]}
+
+
+def good(**changes: Any) -> dict[str, Any]:
+    """A run that misses nothing, and what of it is changed."""
+    rows = [{**row, "back_s": 3.0, "gap_s": 0.4} for row in document()["faults"]]
+    return {
+        "learned": [[float(second), 4.0 * second] for second in range(42)], "faults": rows, "shares": [[12.0, 10, 9]], **changes,
+    }  # fmt: skip
+
+
+def test_a_run_is_held_against_limits_and_each_can_be_missed() -> None:
+    assert all(held(**good()).values())
+    assert targets.missed(conclude(document(**good()))) == []
+    rows = good()["faults"]
+    for changes, name in (
+        ({"learned": [[float(second), 4.0 * second - max(0.0, second - 10) / 5] for second in range(42)]}, "rate kept"),
+        ({"learned": [[float(second), 4.0 * second] for second in range(25)]}, "pairs of windows"),
+        ({"shares": [[12.0, 10, 9], [12.5, 10, 8, 10, 10]]}, "contribute, least at any time"),
+        ({"load": [[5.0, 10.0], [12.0, 61.0], [31.0, 60.0]]}, "processor free in the windows with faults"),
+        ({"faults": [rows[0] | {"gap_s": 1.1}, *rows[1:]]}, "kill: no replica"),
+        ({"faults": [rows[0] | {"gap_s": None}, *rows[1:]]}, "kill: no replica"),
+        ({"faults": [rows[0] | {"back_s": 31.0}, *rows[1:]]}, "kill: its machine"),
+        ({"faults": [rows[0], rows[1] | {"back_s": None}]}, "kill: its machine"),
+    ):
+        missed = targets.missed(conclude(document(**good(**changes))))
+        assert len(missed) == 1
+        assert name in missed[0]
+
+
+def test_a_single_replica_is_held_against_the_time_until_another_machine_learns() -> None:
+    settings = document()["settings"] | {"replicas_per_vnode": 1}
+    assert held(**good(settings=settings))["kill: its VNodes learn elsewhere, median of 2"]
+    slow = [{**row, "learning_s": 11.0} for row in good()["faults"]]
+    assert not held(**good(settings=settings, faults=slow))["kill: its VNodes learn elsewhere, median of 2"]
+
+
+def test_a_run_without_faults_is_held_to_nothing() -> None:
+    assert held(faults=[]) == {}
+    assert targets.table([]) == ""
+
+
+def joined(**changes: Any) -> dict[str, Any]:
+    """Machines that join at second 0 of a network that learns four batches per second."""
+    return {
+        "settings": {"before_s": 60.0, "after_s": 90.0}, "contributed_s": [5.0, 9.0],
+        "learned": [[float(second), 4.0 * second] for second in range(-60, 91)], **changes,
+    }  # fmt: skip
+
+
+def test_joiners_are_held_against_their_start_and_what_they_cost_the_others() -> None:
+    dip = [[second, count - 9.0 * (second >= 10)] for second, count in joined()["learned"]]
+    for changes, met in (
+        ({}, [True, True]),
+        ({"contributed_s": [5.0, None]}, [False, True]),
+        ({"contributed_s": [5.0, 31.0]}, [False, True]),
+        ({"learned": dip}, [True, False]),
+    ):
+        assert [row["met"] for row in joining.conclude(joined(**changes))["targets"]] == met
+
+
+def test_the_exit_code_tells_a_missed_limit_from_what_must_always_hold() -> None:
+    fine, late = conclude(document(**good())), conclude(document(**good(shares=[[12.0, 10, 8]])))
+    assert [ended(fine, held=True), ended(late, held=True), ended(late, held=False)] == [0, MISSED_EXIT, 1]
+    assert MISSED_EXIT > 6, "other exit codes are those of errors"
 
 
 def test_shares_count_in_windows_with_faults_only() -> None:
@@ -162,6 +240,11 @@ def test_a_machine_that_has_just_come_back_is_counted_apart() -> None:
 
 def test_every_crash_point_has_one_round() -> None:
     assert sorted(round_.point for round_ in ROUNDS) == sorted(POINTS)
+
+
+def test_committed_figures_of_joiners_follow_from_their_rows() -> None:
+    found = json.loads((RESULTS / "joining.json").read_text())
+    assert joining.conclude(found) == found["figures"]
 
 
 def test_committed_figures_follow_from_their_rows() -> None:
