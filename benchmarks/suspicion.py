@@ -19,7 +19,9 @@ LIMIT_S: Final = 7.0
 VIRTUAL: Final = "Virtual time: the figures are those of the seeds, whatever the machine does meanwhile."
 LINKS: Final = (
     "The line is that of a bad day (`simulation.home_line.HomeLink`): half a per cent of packets lost, six times an hour two fifths of them for up to 3 s, "
-    "once an hour all of them for up to 3 s; nobody is probed. `false_suspect` counts silences of two told intervals, which such a line has by itself: "
+    "once an hour all of them for up to 3 s. Over the same lines go looks at whoever has missed a beat, the orchestrator's and those of three helpers, and the "
+    "connections of four neighbours, which tell with their beats whom they cannot reach (ADR 0018). "
+    "`false_suspect` counts silences of two told intervals, which such a line has by itself: "
     "a suspect gets nothing new until its next beat, and nothing is moved."
 )
 
@@ -44,7 +46,16 @@ def conclude(result: Result) -> None:
     rows = result.rounds
     node_days = sum(row["node_days"] for row in rows)
     result.medians = {
-        name: rounded(median_of(rows, name), 4) for name in ("false_suspect", "false_offline", "detected_p50_s", "detected_max_s")
+        name: rounded(median_of(rows, name), 4)
+        for name in (
+            "false_suspect",
+            "false_offline",
+            "false_by_witness",
+            "failed_looks",
+            "broken_links",
+            "detected_p50_s",
+            "detected_max_s",
+        )
     }
     for name in ("false_suspect", "false_offline"):
         result.medians[f"{name}_per_node_day"] = rounded(sum(row[name] for row in rows) / node_days, 4)
@@ -62,5 +73,6 @@ def _row(asked: tuple[int, int, float]) -> Row:
     detected = sorted(found.detected_s)
     return {
         "round": seed, "node_days": round(found.node_days, 4), "false_suspect": found.num_false_suspect, "false_offline": found.num_false_offline,
+        "false_by_witness": found.num_by_witness, "failed_looks": found.num_failed_looks, "broken_links": found.num_broken,
         "detected_p50_s": round(detected[len(detected) // 2], 3), "detected_max_s": round(detected[-1], 3),
     }  # fmt: skip
