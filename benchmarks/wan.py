@@ -104,6 +104,10 @@ class Links:
         """All links are of that kind."""
         self._change(lambda _, link: link.of(profile))
 
+    def change(self, index: int, profile: str) -> None:
+        """That one alone is of that kind."""
+        self._change(lambda number, link: link.of(profile) if number == index else link)
+
     def cut(self, index: int) -> None:
         """Nothing comes, nothing goes."""
         self._change(lambda number, link: replace(link, is_up=False) if number == index else link)

@@ -11,21 +11,21 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import machine, namespaces
 from benchmarks.wan import PROFILES
-from chaos import crashes, joining, report, targets
+from chaos import crashes, joining, noise, report, targets
 from chaos.crashes import run_rounds
 from chaos.documents import conclude_anew, save
 from chaos.joining import Joining
 from chaos.plot import svg
 from chaos.rounds import ROUNDS
-from chaos.run import UNIT_BATCHES, Setup, run
-from chaos.schedule import CALM_S, Recipe, Schedule, first_pairs, from_json, make_schedule, to_json
+from chaos.run import Setup, run
+from chaos.schedule import CALM_S, Kind, Recipe, Schedule, first_pairs, from_json, make_schedule, share_of, to_json
 from chaos.work import Clouds, Text, Work
 from dcnr import crashpoints
 from dcnr.errors import DcnrError, InvalidInput
@@ -34,17 +34,22 @@ from dcnr.units import check_unit
 
 RESULTS: Final = machine.ROOT / "chaos" / "results"
 SCHEDULES: Final = machine.ROOT / "chaos" / "schedules"
-DEFAULT: Final = "faults125"
-BATCHES_PER_S: Final = 1.75
+DEFAULT: Final = "faults125_wide"
+BATCHES_PER_S: Final = 2.5
 """The tempo of a run's job: what of two cores it leaves free is there for what a fault costs (`report` says how much that was)."""
 CPU_PERCENT: Final = 25.0
-"""Of one core, for each of eight PNodes of such a run: several times what it needs, so that others can do the work of one that is away."""
+"""Of one core, for each PNode of such a run: several times what it needs, so that others can do the work of one that is away."""
 LIMIT_CPU_PERCENT: Final = 5.0
 """The same where the PNodes' limits alone leave two fifths of two cores free: each is at its limit all the time."""
-PACED: Final = "_paced"
-"""Ends the names of results of runs with a tempo."""
+UNIT_BATCHES: Final = 1
+"""So that each of four replicas has some within the lead, and a machine that dies owes little."""
+AT_LIMIT: Final = "_at_limit"
+"""Ends the names of results of runs without a tempo."""
 
+UNDISTURBED: Final = "_undisturbed"
+"""Ends the names of results of runs whose faults were left out."""
 MISSED_EXIT: Final = 7
+DEFAULT_SHARES: Final = {item.name: item.default for item in fields(Recipe)}
 LONG_SAMPLES: Final = 80_000
 """Of a job that outlasts any round of joiners: it is not run to its end."""
 
@@ -66,6 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "report":
                 conclude_anew(options.out)
                 report.write(options.out)
+            case "loss":
+                say(
+                    noise.compared(
+                        *(noise.named(path.stem, json.loads(path.read_text())) for path in (options.faulty, *options.calm))
+                    )
+                )
             case "clean":
                 print("\n".join(namespaces.clean()) or "nothing was left behind")
             case _:
@@ -91,12 +102,13 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command")
     one = commands.add_parser("crashes", help="kill processes at crash points: all of them, or the named ones")
     one.add_argument("points", nargs="*", metavar="POINT")
-    two = commands.add_parser("run", help="a schedule of kills, partitions and pauses")
+    two = commands.add_parser("run", help="a schedule of faults")
     two.add_argument("--schedule", default=DEFAULT, help=f"a file, or one of {', '.join(names())}")
     two.add_argument("--pairs", type=int, default=0, help="the first so many pairs of windows; 0: all")
     two.add_argument(
         "--no-faults", action="store_true", help="the same windows undisturbed: what the loss at the end is compared with"
     )
+    two.add_argument("--seed", type=int, default=1, help="of the model and the order of its batches")
     two.add_argument("--work", choices=("text", "clouds"), default="text", help="what the network learns")
     two.add_argument("--vnodes", type=int, default=8, help="length of the chain")
     two.add_argument("--replicas", type=int, default=4, help="wanted per VNode")
@@ -119,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
     two.add_argument(
         "--name",
         default="",
-        help=f"of the result file; default: that of the schedule, with the links' and {PACED} where the job has a tempo",
+        help=f"of the result file; default: that of the schedule, with the links', and {AT_LIMIT} where the job has no tempo",
     )
     four = commands.add_parser("join", help="PNodes that join all at once while a job runs")
     four.add_argument("--pnodes", type=int, default=8, help="that are there before")
@@ -133,8 +145,13 @@ def parser() -> argparse.ArgumentParser:
     for name, kind in (("seed", int), ("victims", int), ("pairs", int), ("window-s", float), ("per-hour", float)):
         three.add_argument(f"--{name}", type=kind, required=True)
     three.add_argument("--max-down", type=int, default=0)
+    for fault in Kind:
+        three.add_argument(f"--{fault}-share", type=float, default=DEFAULT_SHARES[share_of(fault)])
     three.add_argument("--calm-s", type=float, default=CALM_S, help="at the end of each window, without faults")
     commands.add_parser("report", help="docs/chaos.md from the results")
+    five = commands.add_parser("loss", help="the loss at the end of a run with faults beside the spread of runs without")
+    five.add_argument("faulty", type=Path, metavar="RESULT", help="of a run with faults")
+    five.add_argument("calm", type=Path, nargs="+", metavar="UNDISTURBED", help="of the same run without them, of other seeds")
     commands.add_parser("clean", help="remove network namespaces that a killed run left behind")
     for command in (one, two, four, commands.choices["report"]):
         command.add_argument("--out", type=Path, default=RESULTS, help="where the results go")
@@ -165,17 +182,20 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
         options.per_hour,
         calm_s=options.calm_s,
         max_down=options.max_down,
+        **{share_of(kind): getattr(options, share_of(kind)) for kind in Kind},
     )
 
 
-def without_partitions(schedule: Schedule) -> Schedule:
-    """The same recipe with its partitions shared out among kills and pauses."""
-    recipe = schedule.recipe
-    rest = recipe.kill_share + recipe.pause_share
+def without(schedule: Schedule, kinds: Collection[Kind]) -> Schedule:
+    """The same recipe with their shares given to the other kinds in proportion. Raises InvalidInput (``bad_schedule``) where nothing is left."""
+    shares = schedule.recipe.shares
+    rest = sum(share for kind, share in shares.items() if kind not in kinds)
     if not rest:
-        raise InvalidInput("this schedule has nothing but partitions", code="bad_schedule", remedy="choose another")
-    kill = recipe.kill_share / rest
-    return make_schedule(replace(recipe, kill_share=kill, partition_share=0.0, pause_share=1 - kill))
+        raise InvalidInput(
+            f"this schedule has nothing but {' and '.join(sorted(kinds))}", code="bad_schedule", remedy="choose another"
+        )
+    changed = {share_of(kind): 0.0 if kind in kinds else share / rest for kind, share in shares.items()}
+    return make_schedule(replace(schedule.recipe, **changed))  # type: ignore[arg-type]  # shares alone
 
 
 def setup_of(options: argparse.Namespace) -> Setup:
@@ -184,11 +204,11 @@ def setup_of(options: argparse.Namespace) -> Setup:
     if options.pairs:
         schedule = first_pairs(schedule, options.pairs)
     if options.no_partitions:
-        schedule = without_partitions(schedule)
+        schedule = without(schedule, {Kind.PARTITION} if options.link else {Kind.PARTITION, Kind.IMPAIR})
     if options.no_faults:
         schedule = replace(schedule, faults=())
     kind = Text if options.work == "text" else Clouds
-    work: Work = kind(options.work, num_vnodes=options.vnodes, replicas=options.replicas)
+    work: Work = kind(options.work, num_vnodes=options.vnodes, replicas=options.replicas, seed=options.seed)
     if options.batches:
         work = replace(work, samples=options.batches * work.batch_size, passes=1)
     return Setup(
@@ -204,17 +224,24 @@ def setup_of(options: argparse.Namespace) -> Setup:
     )
 
 
+def name_of(options: argparse.Namespace, setup: Setup) -> str:
+    """Of the result of a run."""
+    links = f"_{setup.link}" if setup.link else ""
+    ends = ("" if setup.batches_per_s else AT_LIMIT) + (UNDISTURBED if options.no_faults else "")
+    return str(options.name) or Path(options.schedule).stem + links + ends
+
+
 def run_schedule(options: argparse.Namespace) -> int:
     """One run, written as JSON and as a picture."""
     setup = setup_of(options)
     document = run(setup, say=say)
-    links = f"_{setup.link}" if setup.link else ""
-    name = options.name or Path(options.schedule).stem + links + (PACED if setup.batches_per_s else "")
+    name = name_of(options, setup)
     save(options.out / f"{name}.json", document)
     (options.out / f"{name}.svg").write_text(svg(document))
     say(report.run_table(document))
     figures = document["figures"]
-    return ended(figures, held=figures["completed"] and figures["lineages_exact"] == document["outcome"]["num_vnodes"])
+    exact = figures["lineages_exact"] == document["outcome"]["num_vnodes"]
+    return ended(figures, held=figures["completed"] and exact and not figures["untold"])
 
 
 def run_joining(options: argparse.Namespace) -> int:

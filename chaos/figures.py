@@ -38,6 +38,7 @@ def conclude(document: Row) -> Row:
         "num_faults": len(faults),
         "by_kind": {kind: _kind([row for row in faults if row["kind"] == kind]) for kind in kinds_of(faults)},
         "longest_gap_s": rounded(longest_gap(document["learned"]), 2),
+        "untold": sum(row.get("told") is False for row in faults),
         "lineages_exact": document["outcome"]["lineages_exact"],
         "completed": document["outcome"]["state"] == "completed",
         "final_loss": document["outcome"]["loss"],

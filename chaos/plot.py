@@ -9,6 +9,8 @@ WIDTH: Final = 960
 HEIGHT: Final = 360
 LEFT, RIGHT, TOP, BOTTOM = 70, 15, 45, 45
 COLOURS: Final = {"kill": "#c0392b", "partition": "#8e44ad", "pause": "#d68910"}
+LATER: Final = {"impair": "#16a085", "worker": "#e84393", "holder": "#2c3e50"}
+"""Shown where there are some."""
 NUM_TICKS: Final = 6
 MAX_POINTS: Final = 1000
 
@@ -26,6 +28,7 @@ def svg(document: dict[str, Any]) -> str:
     def y(count: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * count / most
 
+    colours = COLOURS | {kind: colour for kind, colour in LATER.items() if any(row["kind"] == kind for row in document["faults"])}
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
@@ -41,13 +44,13 @@ def svg(document: dict[str, Any]) -> str:
         parts.append(f'<text x="{LEFT - 6}" y="{y(count) + 4:.1f}" text-anchor="end">{count:.0f}</text>')
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(count):.1f}" y2="{y(count):.1f}" stroke="#dddddd"/>')
     for row in document["faults"]:
-        colour, where = COLOURS[row["kind"]], x(row["at_s"])
+        colour, where = colours[row["kind"]], x(row["at_s"])
         parts.append(
             f'<line x1="{where:.1f}" x2="{where:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="{colour}" stroke-width="0.8"/>'
         )
     line = " ".join(f"{x(point[0]):.1f},{y(point[1]):.1f}" for point in points)
     parts.append(f'<polyline points="{line}" fill="none" stroke="#1f618d" stroke-width="1.8"/>')
-    for number, (kind, colour) in enumerate(COLOURS.items()):
+    for number, (kind, colour) in enumerate(colours.items()):
         left = LEFT + 100 * number
         parts.append(f'<rect x="{left}" y="27" width="10" height="10" fill="{colour}"/><text x="{left + 15}" y="36">{kind}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from benchmarks.machine import ROOT
 from chaos import targets
+from chaos.committed import command_of
 from chaos.figures import TIMES
 from dcnr.crashpoints import POINTS
 
@@ -48,6 +49,8 @@ def run_section(name: str, document: dict[str, Any], directory: Path) -> str:
     return "\n".join(
         [
             f"### Schedule `{name}`",
+            "",
+            command_of(name),
             "",
             f"`{name}.json`: {settings['num_vnodes']} VNodes of {settings['work']}, {settings['replicas_per_vnode']} wanted replica(s) each, on "
             f"{settings['num_pnodes']} PNodes that lend {settings['cpu_percent_per_pnode']:g} % of a core and {settings['memory_mb_per_pnode']} MiB each; "
@@ -117,6 +120,11 @@ def run_table(document: dict[str, Any]) -> str:
         f"| longest time without progress anywhere | {shown(figures['longest_gap_s'])} s |",
         f"| job | {outcome['state']} |",
         f"| VNodes whose lineage is exactly all batches | {figures['lineages_exact']} of {outcome['num_vnodes']} |",
+        *(
+            [f"| killed workers of which their daemon said nothing | {figures['untold']} |"]
+            if "worker" in figures["by_kind"]
+            else []
+        ),
         f"| loss at the end, last exit | {shown(losses[-1] if losses else None)} |",
         "",
         "| fault | number | hosting | no replica of its VNodes learns: middle / largest (of how many), s | suspected | taken for gone "

@@ -23,13 +23,12 @@ import psutil
 from benchmarks import machine
 from benchmarks.meter import Meter
 from benchmarks.namespaces import Machines
-from benchmarks.network import family
 from benchmarks.wan import PROFILES
-from chaos import watched
+from chaos import watched, ways
 from chaos.figures import conclude
 from chaos.pulse import POLL_S as PULSE_S
 from chaos.pulse import Pulse
-from chaos.schedule import Fault, Kind, Schedule
+from chaos.schedule import AT_ONCE, Fault, Kind, Schedule
 from chaos.stand import Stand
 from chaos.track import Struck, Tracker
 from chaos.work import Work
@@ -53,6 +52,8 @@ PROBE_BATCHES: Final = 4_000
 PROBE_S: Final = 40.0
 SETTLING_S: Final = 10.0
 """A job's rate is taken for so long, and so long after every VNode has learned something."""
+WORKER_S: Final = 30.0
+"""Until a daemon has said that its worker was killed, and has started another one."""
 MIN_BATCHES: Final = 200
 UNIT_BATCHES: Final = 2
 """Small shares: each of several replicas has one within the lead, so that each learns all the time."""
@@ -89,11 +90,15 @@ class Setup:
     """Jobs that are made as long as the schedule by the rate of a short one before them; else as they are. One follows the other until it is over."""
 
     def check(self) -> None:
-        """Raises Unavailable (``no_partitions``) for partitions without machines of their own."""
+        """Raises Unavailable (``no_partitions``, ``no_links``) for partitions without machines of their own, and impaired links where none are emulated."""
         if not self.own_machines and any(fault.kind is Kind.PARTITION for fault in self.schedule.faults):
             raise Unavailable(
                 "partitions need every PNode in a namespace of its own", code="no_partitions",
                 remedy="run as root, or use --no-partitions",
+            )  # fmt: skip
+        if self.link in ("", ways.IMPAIRED) and any(fault.kind is Kind.IMPAIR for fault in self.schedule.faults):
+            raise Unavailable(
+                "impaired links need emulated ones that are better before", code="no_links", remedy="--link home, as root; or --no-partitions"
             )  # fmt: skip
 
     def settings(self) -> Row:
@@ -101,7 +106,7 @@ class Setup:
         recipe = self.schedule.recipe
         return {
             **asdict(recipe), "num_pnodes": recipe.num_victims, "num_vnodes": self.work.num_vnodes, "replicas_per_vnode": self.work.replicas,
-            "num_batches": self.work.num_batches, "batch_size": self.work.batch_size, "width": self.work.width,
+            "num_batches": self.work.num_batches, "batch_size": self.work.batch_size, "width": self.work.width, "model_seed": self.work.seed,
             "work": type(self.work).__name__.lower(), "num_orchestrators": self.num_orchestrators, "cpu_percent_per_pnode": self.cpu_percent,
             "batches_per_s": self.batches_per_s, "unit_batches": self.unit_batches,
             "memory_mb_per_pnode": self.memory_mb, "checkpoint_s": self.checkpoint_s, "own_machines": self.own_machines, "link": self.link,
@@ -241,6 +246,7 @@ class _Measured:
             "state": model_pb2.JobState.Name(self.job.state).removeprefix("JOB_STATE_").lower(), "jobs": len(lineages),
             "lineages_exact": min(sum(lineage.exact for lineage in one) for one in lineages), "num_vnodes": work.num_vnodes,
             "loss": self._losses(), "commits": sum(lineage.num_commits for one in lineages for lineage in one),
+            "merged_from": {lineage.vnode: len(lineage.pnodes) for lineage in lineages[-1]},
         }  # fmt: skip
         return {
             "outcome": outcome,
@@ -347,35 +353,33 @@ class _Measured:
         return not self.ended.is_set()
 
     async def _strike(self, fault: Fault) -> None:
-        process = self.stand.network.pnodes[fault.victim]
+        network = self.stand.network
+        process = ways.deciding(network, self.job.holder) if fault.kind is Kind.HOLDER else network.pnodes[fault.victim]
         struck = self.tracker.strikes(fault, process.node_id, time.monotonic())
         self.say(f"{fault.at_s:7.1f} s {fault.kind} {process.name} (hosting {', '.join(struck.hosted) or 'nothing'})")
-        if fault.kind is Kind.KILL:
+        if fault.kind is Kind.WORKER:
+            await self._kill_worker(process, struck)
+        elif fault.kind in AT_ONCE:
             if process.alive:
                 self.killed[process.pid] = struck
                 process.send(signal.SIGKILL)
-            return
-        begin, end = self._ways(fault, process)
-        begin()
-        try:
-            await self._wait_over(fault)
-        finally:
-            end()
-            struck.over_s = time.monotonic()
+        else:
+            end = ways.lasting(fault, process, self.machines, self.setup.link)
+            try:
+                await self._wait_over(fault)
+            finally:
+                end()
+                struck.over_s = time.monotonic()
+
+    async def _kill_worker(self, process: Process, struck: Struck) -> None:
+        """It is over when the daemon has started another one; and the daemon must have said that the first one was killed."""
+        struck.told = await ways.told_and_replaced(process, ways.kill_worker(process), WORKER_S)
+        struck.over_s = time.monotonic()
 
     async def _wait_over(self, fault: Fault) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(fault.duration_s):
                 await self.ended.wait()
-
-    def _ways(self, fault: Fault, process: Process) -> tuple[Callable[[], None], Callable[[], None]]:
-        """How a fault begins and how it ends."""
-        if fault.kind is Kind.PARTITION:
-            machines = self.machines
-            assert machines is not None
-            return lambda: machines.cut(fault.victim), lambda: machines.join(fault.victim)
-        stopped = family(process.pid)
-        return lambda: signal_all(stopped, signal.SIGSTOP), lambda: signal_all(stopped, signal.SIGCONT)
 
     def _losses(self) -> Row:
         """Test loss by exit, as the job's curves tell it; training loss where there is none."""
@@ -387,10 +391,3 @@ def _loss(item: orchestrator_pb2.VNodeView) -> float | None:
     if found:
         return round(found[-1].sum_loss / found[-1].count, 4)
     return round(item.report.loss, 4) if item.report.loss else None
-
-
-def signal_all(processes: list[psutil.Process], number: signal.Signals) -> None:
-    """Signals those that live."""
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(number)

@@ -36,11 +36,23 @@ class Kind(StrEnum):
     """Its network link is down."""
     PAUSE = "pause"
     """SIGSTOP to all of its processes, later SIGCONT."""
+    IMPAIR = "impair"
+    """Its link is slow, narrow and loses packets; needs emulated links."""
+    WORKER = "worker"
+    """SIGKILL to its worker alone; its daemon starts another one."""
+    HOLDER = "holder"
+    """SIGKILL to the orchestrator that decides, whichever that is then; a supervisor starts it again."""
+
+
+AT_ONCE: Final = frozenset((Kind.KILL, Kind.WORKER, Kind.HOLDER))
+"""They have no duration: whoever starts things again ends them."""
+NO_MACHINE: Final = -1
+"""The victim of a fault that befalls the orchestrator that decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. ``at_s`` counts from the start of the run; ``duration_s`` is 0 for kills."""
+    """One fault. ``at_s`` counts from the start of the run; ``duration_s`` is 0 for kills. ``victim``: a machine's number, or `NO_MACHINE`."""
 
     at_s: float
     kind: Kind
@@ -70,6 +82,14 @@ class Recipe:
     """The end of each window, in which nothing begins and everything is over, so that what a fault costs and what is caught up on are in one window."""
     max_down: int = 0
     """Machines under a fault at once; 0: a quarter of them, at least one."""
+    impair_share: float = 0.0
+    worker_share: float = 0.0
+    holder_share: float = 0.0
+
+    @property
+    def shares(self) -> dict[Kind, float]:
+        """The mix."""
+        return {kind: getattr(self, share_of(kind)) for kind in Kind}
 
     @property
     def length_s(self) -> float:
@@ -85,6 +105,11 @@ class Recipe:
     def most_down(self) -> int:
         """`max_down`, resolved."""
         return self.max_down or max(1, self.num_victims // 4)
+
+
+def share_of(kind: Kind) -> str:
+    """The name of its share in a recipe."""
+    return f"{kind}_share"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +134,12 @@ def make_schedule(recipe: Recipe) -> Schedule:
     rng = random.Random(recipe.seed)
     faults: list[Fault] = []
     for at_s, kind in zip(_times(recipe, rng), _kinds(recipe, rng), strict=True):
-        duration_s = 0.0 if kind is Kind.KILL else round(rng.uniform(recipe.shortest_s, recipe.longest_s), _DIGITS)
+        duration_s = 0.0 if kind in AT_ONCE else round(rng.uniform(recipe.shortest_s, recipe.longest_s), _DIGITS)
         last_s = recipe.window_s * (2 * (at_s // (2 * recipe.window_s)) + 2) - recipe.calm_s
         at_s = round(min(at_s, last_s - duration_s), _DIGITS)
-        down = _down_at_once([*faults, Fault(at_s, kind, 0, duration_s)], recipe.rest_s)
-        free = [victim for victim in range(recipe.num_victims) if _is_free(victim, at_s, duration_s, faults, recipe)]
+        victims = [NO_MACHINE] if kind is Kind.HOLDER else range(recipe.num_victims)
+        down = _down_at_once([*faults, Fault(at_s, kind, victims[0], duration_s)], recipe.rest_s)
+        free = [victim for victim in victims if _is_free(victim, at_s, duration_s, faults, recipe)]
         if down > recipe.most_down or not free:
             raise InvalidInput(
                 f"no machine is free for a fault at {at_s:.0f} s", code="too_many_faults", remedy="fewer faults, or more machines"
@@ -138,8 +164,7 @@ def _times(recipe: Recipe, rng: random.Random) -> list[float]:
 
 def _kinds(recipe: Recipe, rng: random.Random) -> list[Kind]:
     """The mix by largest remainders, shuffled."""
-    shares = {Kind.KILL: recipe.kill_share, Kind.PARTITION: recipe.partition_share, Kind.PAUSE: recipe.pause_share}
-    wanted = {kind: share * recipe.num_faults for kind, share in shares.items()}
+    wanted = {kind: share * recipe.num_faults for kind, share in recipe.shares.items()}
     counts = {kind: math.floor(count) for kind, count in wanted.items()}
     by_rest = sorted(wanted, key=lambda kind: counts[kind] - wanted[kind])
     for kind in by_rest[: recipe.num_faults - sum(counts.values())]:
@@ -157,7 +182,7 @@ def _is_free(victim: int, at_s: float, duration_s: float, faults: Sequence[Fault
 
 def _down_at_once(faults: Sequence[Fault], rest_s: float) -> int:
     """The most machines under a fault at one time; a killed one counts until its rest is over."""
-    spans = [(f.at_s, f.at_s + (f.duration_s or rest_s)) for f in faults]
+    spans = [(f.at_s, f.at_s + (f.duration_s or rest_s)) for f in faults if f.victim != NO_MACHINE]
     return max((sum(begin <= at < end for begin, end in spans) for at, _ in spans), default=0)
 
 
@@ -166,7 +191,7 @@ def check_recipe(recipe: Recipe) -> None:
     numbers = [getattr(recipe, item.name) for item in fields(recipe)]
     if not all(abs(number) <= MAX_NUMBER for number in numbers):
         raise InvalidInput(f"a number is not finite, or beyond {MAX_NUMBER:g}", code="bad_recipe")
-    shares = (recipe.kill_share, recipe.partition_share, recipe.pause_share)
+    shares = recipe.shares.values()
     problems = {
         "the shares of the mix do not sum to 1": min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6),
         "there is nobody to befall": not 1 <= recipe.num_victims <= MAX_VICTIMS,
@@ -206,9 +231,12 @@ def check_schedule(schedule: Schedule) -> None:
 def _check_fault(index: int, fault: Fault, recipe: Recipe) -> None:
     if not (math.isfinite(fault.at_s) and math.isfinite(fault.duration_s)):
         raise _contradiction(index, fault, "bad_schedule", "has a time that is not finite")
-    if not 0 <= fault.victim < recipe.num_victims:
+    if fault.kind is Kind.HOLDER:
+        if fault.victim != NO_MACHINE:
+            raise _contradiction(index, fault, "unknown_victim", "befalls the orchestrator that decides, and names a machine")
+    elif not 0 <= fault.victim < recipe.num_victims:
         raise _contradiction(index, fault, "unknown_victim", f"befalls a machine that is none of the {recipe.num_victims}")
-    if (fault.kind is Kind.KILL) != (fault.duration_s == 0) or fault.duration_s < 0:
+    if (fault.kind in AT_ONCE) != (fault.duration_s == 0) or fault.duration_s < 0:
         raise _contradiction(index, fault, "wrong_duration", "is a kill that lasts, or another fault that does not")
     window, offset_s = divmod(fault.at_s, recipe.window_s)
     if not 0 <= fault.at_s < recipe.length_s or int(window) % 2 == 0:

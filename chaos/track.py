@@ -16,7 +16,8 @@ from dcnr.v1 import orchestrator_pb2
 ACTIVE: Final = orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE
 CONTRIBUTED_S: Final = 10.0
 """A replica contributes if it has learned something within so long."""
-_GONE: Final = (orchestrator_pb2.NODE_STATE_OFFLINE, orchestrator_pb2.NODE_STATE_SUSPECT)
+OFFLINE: Final = orchestrator_pb2.NODE_STATE_OFFLINE
+SUSPECT: Final = orchestrator_pb2.NODE_STATE_SUSPECT
 Life = tuple[str, str, int]
 """Job, replica and incarnation."""
 
@@ -76,7 +77,12 @@ class Struck:
     lives: frozenset[Life] = frozenset()
     over_s: float | None = None
     """Healed, continued, or started again."""
-    detected_s: float | None = None
+    told: bool | None = None
+    """Of a killed worker: whether its daemon said so."""
+    suspected_s: float | None = None
+    """Gets nothing new from here on; what it has stays."""
+    gone_s: float | None = None
+    """Taken for gone: what it hosts is placed elsewhere."""
     learning_s: float | None = None
     back_s: float | None = None
     """A replica on this machine has learned something after it was over."""
@@ -88,10 +94,11 @@ class Struck:
         def since(at_s: float | None, begin_s: float | None = None) -> float | None:
             return None if at_s is None else round(at_s - (self.at_s if begin_s is None else begin_s), 3)
 
+        told = {} if self.told is None else {"told": self.told}
         return {
             "kind": str(self.fault.kind), "victim": self.fault.victim, "at_s": round(self.at_s - zero_s, 3), "hosted": list(self.hosted),
-            "over_s": since(self.over_s), "detected_s": since(self.detected_s), "learning_s": since(self.learning_s),
-            "back_s": since(self.back_s, self.over_s) if self.over_s is not None else None,
+            "over_s": since(self.over_s), "suspected_s": since(self.suspected_s), "gone_s": since(self.gone_s), "learning_s": since(self.learning_s),
+            "back_s": since(self.back_s, self.over_s) if self.over_s is not None else None, **told,
         }  # fmt: skip
 
 
@@ -124,15 +131,19 @@ class Tracker:
             if copy.works and (known is None or copy.progress > known[0]):
                 self._progress[copy.life] = (copy.progress, now_s if known is not None else float("-inf"))
         for struck in self.struck:
-            if struck.detected_s is None or struck.learning_s is None or struck.back_s is None:
+            if struck.gone_s is None or struck.learning_s is None or struck.back_s is None:
                 self._follow(now_s, struck, copies, view.nodes)
         self._share(now_s, copies)
 
     def _follow(self, now_s: float, struck: Struck, copies: Sequence[Copy], nodes: Sequence[orchestrator_pb2.NodeView]) -> None:
         node = next((item for item in nodes if item.node_id == struck.node_id), None)
         moved = struck.hosted and all(copy.pnode_id != struck.node_id for copy in copies if copy.vnode in struck.hosted)
-        if struck.detected_s is None and struck.over_s is None and (node is None or node.state in _GONE or moved):
-            struck.detected_s = now_s
+        if self._still(struck):
+            gone = moved or (node is not None and node.state == OFFLINE)
+            if struck.gone_s is None and gone:
+                struck.gone_s = now_s
+            if struck.suspected_s is None and (gone or (node is not None and node.state == SUSPECT)):
+                struck.suspected_s = now_s
         learning = {copy.vnode for copy in copies if self._learns_after(struck, copy)}
         if struck.learning_s is None and learning >= set(struck.hosted):
             struck.learning_s = now_s
@@ -140,6 +151,10 @@ class Tracker:
             mine = [copy for copy in copies if copy.pnode_id == struck.node_id]
             if any(self._learns_after(struck, copy) for copy in mine):
                 struck.back_s = now_s
+
+    def _still(self, struck: Struck) -> bool:
+        """Whether what a fault ended is away. A daemon that was started again is away until it works; until then its old life can be taken for gone."""
+        return struck.back_s is None if struck.fault.kind is Kind.KILL else struck.over_s is None
 
     def _learns_after(self, struck: Struck, copy: Copy) -> bool:
         """Whether a copy has learned since the fault. One that lived there counts only once the fault is over: late reports prove nothing."""

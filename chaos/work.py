@@ -31,6 +31,7 @@ class Clouds:
     batch_size: int = 8
     samples: int = 320
     replicas: int = 1
+    seed: int = 1
 
     @property
     def num_batches(self) -> int:
@@ -44,7 +45,13 @@ class Clouds:
 
     def graph(self) -> model_pb2.ModelGraph:
         """The model graph."""
-        train = {"passes": self.passes, "batch_size": self.batch_size, "seed": 1, "codec": "raw"}
+        train = {
+            "passes": self.passes,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "codec": "raw",
+            "merge_every": MERGE_EVERY,
+        }
         graph = Graph(
             self.name, input=TensorSpec("float32", (self.width,)), target=TensorSpec("int64", ()), num_classes=NUM_CLOUDS, train=train,
             data={use: f"dataset:{self.name}#{use}" for use in USES},
@@ -83,6 +90,7 @@ class Text:
     batch_size: int = 4
     samples: int = 16_000
     replicas: int = 4
+    seed: int = 1
 
     @property
     def num_batches(self) -> int:
@@ -99,7 +107,7 @@ class Text:
         tokens = TensorSpec("uint8", (self.length,))
         graph = Graph(
             self.name, input=tokens, target=tokens, num_classes=256,
-            train={"passes": self.passes, "batch_size": self.batch_size, "seed": 1, "codec": "auto", "merge_every": MERGE_EVERY},
+            train={"passes": self.passes, "batch_size": self.batch_size, "seed": self.seed, "codec": "auto", "merge_every": MERGE_EVERY},
             data={use: f"dataset:{self.name}#{use}" for use in USES},
         )  # fmt: skip
         before = "input"

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -22,9 +23,11 @@ from chaos.figures import conclude
 from chaos.plot import svg
 from chaos.report import run_table
 from chaos.run import Setup, run
-from chaos.schedule import Kind, Recipe, make_schedule
+from chaos.schedule import Fault, Kind, Recipe, make_schedule
+from chaos.ways import lasting
 from chaos.work import Clouds
 from dcnr.errors import Refused, Unavailable
+from dcnr.testing import Process
 
 
 def test_kills_and_pauses_lose_nothing() -> None:
@@ -56,6 +59,17 @@ def test_a_schedule_with_partitions_is_refused_without_machines_of_their_own() -
         run(Setup(schedule, Clouds("c")))
     assert caught.value.code == "no_partitions"
     assert "--no-partitions" in caught.value.remedy
+
+
+def test_a_schedule_with_impaired_links_is_refused_without_links_that_are_better_before() -> None:
+    recipe = Recipe(1, 3, 1, 60.0, 120.0, kill_share=0.0, partition_share=0.0, pause_share=0.0, impair_share=1.0)
+    schedule = make_schedule(recipe)
+    assert {fault.kind for fault in schedule.faults} == {Kind.IMPAIR}
+    for link in ("", "bad"):
+        with pytest.raises(Unavailable) as caught:
+            run(Setup(schedule, Clouds("c"), own_machines=True, link=link))
+        assert caught.value.code == "no_links"
+        assert "--link home" in caught.value.remedy
 
 
 def test_machines_of_their_own_are_told_apart_cut_off_and_gone_afterwards() -> None:
@@ -118,6 +132,11 @@ def test_links_delay_lose_and_are_cut_and_healed() -> None:
         assert reaches(two, 0, two.host), "only the machine whose cable is out is cut off"
         two.join(1)
         assert two.round_trip_ms(0, two.address(1)) >= 2 * (40 - 2), "a link is as it was"
+        end = lasting(Fault(0.0, Kind.IMPAIR, 1, 4.0), cast(Process, None), two, "home")
+        assert two.round_trip_ms(0, two.address(1)) >= 2 * (70 - 4), "one end is impaired"
+        assert two.round_trip_ms(0, two.host) < 4 * 40, "only that machine's"
+        end()
+        assert two.round_trip_ms(0, two.address(1)) < 4 * 40
         two.links.become("lan")
         assert two.round_trip_ms(0, two.address(1)) < 40
         two.links.become("bad")

@@ -8,26 +8,24 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from chaos.schedule import Kind, Recipe, Schedule, check_schedule, from_json, make_schedule, to_json
+from chaos.schedule import Kind, Recipe, Schedule, check_schedule, from_json, make_schedule, share_of, to_json
 from dcnr.errors import InvalidInput
 
-_SHARES = st.tuples(st.integers(0, 10), st.integers(0, 10), st.integers(1, 10)).map(
-    lambda parts: [part / sum(parts) for part in parts]
-)
+_SHARES = st.tuples(*[st.integers(0, 10)] * 5, st.integers(1, 10)).map(lambda parts: [part / sum(parts) for part in parts])
 
 
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
     """Recipes, most of which can be followed."""
-    kill, partition, pause = draw(_SHARES)
+    shares = dict(zip(map(share_of, Kind), draw(_SHARES), strict=True))
     shortest = draw(st.floats(0.5, 5))
     longest = shortest + draw(st.floats(0, 10))
     calm = draw(st.floats(0, 10))
     num_victims = draw(st.integers(1, 40))
     return Recipe(
         seed=draw(st.integers(0, 2**32)), num_victims=num_victims, pairs=draw(st.integers(1, 8)),
-        window_s=longest + calm + draw(st.floats(1, 200)), faults_per_hour=draw(st.floats(0, 600)), kill_share=kill,
-        partition_share=partition, pause_share=pause, shortest_s=shortest, longest_s=longest, rest_s=draw(st.floats(0, 30)), calm_s=calm,
+        window_s=longest + calm + draw(st.floats(1, 200)), faults_per_hour=draw(st.floats(0, 600)), **shares,
+        shortest_s=shortest, longest_s=longest, rest_s=draw(st.floats(0, 30)), calm_s=calm,
         max_down=draw(st.integers(0, num_victims)),
     )  # fmt: skip
 
@@ -59,8 +57,7 @@ def test_a_schedule_keeps_its_recipe_or_is_refused(recipe: Recipe) -> None:
     assert from_json(to_json(schedule)) == schedule
     assert len(schedule.faults) == recipe.num_faults
     kinds = Counter(fault.kind for fault in schedule.faults)
-    shares = {Kind.KILL: recipe.kill_share, Kind.PARTITION: recipe.partition_share, Kind.PAUSE: recipe.pause_share}
-    for kind, share in shares.items():
+    for kind, share in recipe.shares.items():
         assert abs(kinds[kind] - share * recipe.num_faults) <= 1 + 1e-6
 
 

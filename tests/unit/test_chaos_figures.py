@@ -184,20 +184,32 @@ def test_a_kill_is_noticed_made_good_elsewhere_and_its_machine_comes_back() -> N
     struck = tracker.strikes(Fault(1.0, Kind.KILL, 0), "p1", 1.0)
     assert struck.hosted == ("a",)
     tracker.seen(1.1, view({"a": ("a.1", "p1", 5, 12)}, {"p1": up, "p2": up}))
-    assert struck.detected_s is None
-    tracker.seen(1.4, view({"a": ("a.1", "p1", 5, 12)}, {"p1": gone, "p2": up}))
+    assert struck.suspected_s is None
+    tracker.seen(1.4, view({"a": ("a.1", "p1", 5, 12)}, {"p1": orchestrator_pb2.NODE_STATE_SUSPECT, "p2": up}))
     struck.over_s = 1.5
+    tracker.seen(1.6, view({"a": ("a.1", "p1", 5, 12)}, {"p2": up}))
+    assert (struck.suspected_s, struck.gone_s) == (1.4, None), "being suspected, or unknown to somebody new, has no consequence"
+    tracker.seen(1.7, view({"a": ("a.1", "p1", 5, 12)}, {"p1": gone, "p2": up}))
+    assert struck.gone_s == 1.7, "its old life is taken for gone, though it was started again"
     tracker.seen(2.0, view({"a": ("a.1", "p1", 5, 13)}, {"p1": gone, "p2": up}))
     assert struck.learning_s is None, "a late report of the dead copy proves nothing"
     tracker.seen(3.0, view({"a": ("a.2", "p2", 7, 8)}, {"p1": gone, "p2": up}))
     assert struck.learning_s is None, "restored is not learned"
     tracker.seen(4.0, view({"a": ("a.2", "p2", 7, 9)}, {"p1": up, "p2": up}))
-    assert (struck.detected_s, struck.learning_s, struck.back_s) == (1.4, 4.0, None)
+    assert (struck.gone_s, struck.learning_s, struck.back_s) == (1.7, 4.0, None)
     tracker.seen(5.0, view({"a": ("a.3", "p1", 9, 9)}, {"p1": up, "p2": up}))
     tracker.seen(6.0, view({"a": ("a.3", "p1", 9, 11)}, {"p1": up, "p2": up}))
     assert struck.row(0.0) == {
-        "kind": "kill", "victim": 0, "at_s": 1.0, "hosted": ["a"], "over_s": 0.5, "detected_s": 0.4, "learning_s": 3.0, "back_s": 4.5
+        "kind": "kill", "victim": 0, "at_s": 1.0, "hosted": ["a"], "over_s": 0.5, "suspected_s": 0.4, "gone_s": 0.7,
+        "learning_s": 3.0, "back_s": 4.5,
     }  # fmt: skip
+
+
+def test_a_killed_worker_of_which_its_daemon_says_nothing_is_counted() -> None:
+    row = {**document()["faults"][0], "kind": "worker"}
+    figures = conclude(document(faults=[row | {"told": False}, row | {"told": True}]))
+    assert (figures["untold"], figures["by_kind"]["worker"]["faults"]) == (1, 2)
+    assert "killed workers of which their daemon said nothing | 1" in report.run_table(document(faults=[row], figures=figures))
 
 
 def test_a_paused_copy_counts_again_when_the_pause_is_over() -> None:
@@ -210,7 +222,7 @@ def test_a_paused_copy_counts_again_when_the_pause_is_over() -> None:
     tracker.seen(3.1, view({"a": ("a.1", "p1", 5, 11)}, {"p1": up}))
     assert struck.learning_s is None
     tracker.seen(3.6, view({"a": ("a.1", "p1", 5, 14)}, {"p1": up}))
-    assert (struck.learning_s, struck.back_s, struck.detected_s) == (3.6, 3.6, None)
+    assert (struck.learning_s, struck.back_s, struck.gone_s) == (3.6, 3.6, None)
 
 
 def test_alive_is_not_contributing() -> None:

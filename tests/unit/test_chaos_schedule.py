@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from chaos.__main__ import parser, setup_of, without_partitions
+from chaos.__main__ import name_of, parser, setup_of, without
+from chaos.committed import COMMANDS, OUTDATED
+from chaos.run import scheduled
 from chaos.schedule import (
+    NO_MACHINE,
     Fault,
     Kind,
     Recipe,
@@ -26,6 +29,8 @@ from chaos.schedule import (
 from dcnr.errors import InvalidInput
 
 COMMITTED = sorted((Path(__file__).resolve().parents[2] / "chaos" / "schedules").glob("*.json"))
+RESULTS = COMMITTED[0].parents[1] / "results"
+RUNS = sorted(path for path in RESULTS.glob("*.json") if path.stem not in {"crashes", "joining", *OUTDATED})
 RECIPE = Recipe(seed=1, num_victims=4, pairs=2, window_s=60.0, faults_per_hour=300.0, max_down=2)
 MADE = Recipe(seed=1, num_victims=8, pairs=2, window_s=60.0, faults_per_hour=180.0, max_down=3)
 FIRST_S = 60.0
@@ -57,6 +62,13 @@ def test_the_schedule_of_the_figure_has_its_rate_and_mix() -> None:
         ("fault_outlasts_window", [Fault(FIRST_S + 50, Kind.PAUSE, 0, 8.0)]),
         ("unknown_victim", [Fault(FIRST_S, Kind.KILL, 4)]),
         ("unknown_victim", [Fault(FIRST_S, Kind.KILL, -1)]),
+        ("unknown_victim", [Fault(FIRST_S, Kind.HOLDER, 0)]),
+        ("unknown_victim", [Fault(FIRST_S, Kind.WORKER, NO_MACHINE)]),
+        ("wrong_duration", [Fault(FIRST_S, Kind.WORKER, 0, 1.0)]),
+        ("wrong_duration", [Fault(FIRST_S, Kind.HOLDER, NO_MACHINE, 1.0)]),
+        ("wrong_duration", [Fault(FIRST_S, Kind.IMPAIR, 0)]),
+        ("overlapping_faults", [Fault(FIRST_S, Kind.HOLDER, NO_MACHINE), Fault(FIRST_S + 5, Kind.HOLDER, NO_MACHINE)]),
+        ("overlapping_faults", [Fault(FIRST_S, Kind.WORKER, 0), Fault(FIRST_S + 5, Kind.KILL, 0)]),
         ("wrong_duration", [Fault(FIRST_S, Kind.KILL, 0, 1.0)]),
         ("wrong_duration", [Fault(FIRST_S, Kind.PARTITION, 0)]),
         ("wrong_duration", [Fault(FIRST_S, Kind.PAUSE, 0, -2.0)]),
@@ -95,10 +107,30 @@ def test_more_faults_than_the_machines_can_bear_are_refused() -> None:
     assert caught.value.code == "too_many_faults"
 
 
-def test_without_partitions_their_share_goes_to_the_others() -> None:
-    schedule = without_partitions(make_schedule(MADE))
+def test_without_some_kinds_their_share_goes_to_the_others() -> None:
+    schedule = without(make_schedule(MADE), {Kind.PARTITION})
     assert Kind.PARTITION not in {fault.kind for fault in schedule.faults}
     assert len(schedule.faults) == MADE.num_faults
+    with pytest.raises(InvalidInput) as caught:
+        without(schedule, {Kind.KILL, Kind.PAUSE})
+    assert caught.value.code == "bad_schedule"
+
+
+def test_one_committed_schedule_has_every_kind_of_fault() -> None:
+    schedule = from_json(next(path for path in COMMITTED if path.stem == "every_kind").read_text())
+    assert {fault.kind for fault in schedule.faults} == set(Kind)
+    assert {fault.victim for fault in schedule.faults if fault.kind is Kind.HOLDER} == {NO_MACHINE}
+    without_links = setup_of(parser().parse_args(["run", "--schedule", "every_kind", "--no-partitions"])).schedule
+    assert {fault.kind for fault in without_links.faults} == set(Kind) - {Kind.PARTITION, Kind.IMPAIR}
+
+
+def test_a_decider_that_is_killed_is_no_machine_that_is_down() -> None:
+    faults = (
+        Fault(FIRST_S, Kind.PAUSE, 0, 9.0),
+        Fault(FIRST_S + 1, Kind.HOLDER, NO_MACHINE),
+        Fault(FIRST_S + 2, Kind.PAUSE, 1, 9.0),
+    )
+    check_schedule(Schedule(RECIPE, faults))
 
 
 @pytest.mark.parametrize(
@@ -164,3 +196,31 @@ def test_a_unit_without_batches_is_refused_before_anything_starts(size: str) -> 
     with pytest.raises(InvalidInput) as refused:
         setup_of(parser().parse_args(["run", "--unit-batches", size]))
     assert refused.value.code == "bad_unit"
+
+
+def settings_of(command: str) -> tuple[str, dict[str, Any]]:
+    """The name and the settings of the result that a command of `chaos.committed` makes."""
+    options = parser().parse_args(command.split())
+    setup = setup_of(options)
+    if setup.batches_per_s:
+        setup = scheduled(setup)
+    return name_of(options, setup), json.loads(json.dumps(setup.settings()))
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_a_committed_result_has_the_settings_of_the_command_that_is_named_for_it(path: Path) -> None:
+    found = json.loads(path.read_text())["settings"]
+    name, settings = settings_of(COMMANDS[path.stem])
+    settings = {key: value for key, value in settings.items() if key in found}
+    if not settings.get("batches_per_s"):
+        del settings["num_batches"], found["num_batches"]  # by the rate of a job before it
+    assert (name, settings) == (path.stem, found)
+
+
+def test_the_command_without_flags_is_the_figure() -> None:
+    name, settings = settings_of("run")
+    assert name == "faults125_wide"
+    assert (settings["num_pnodes"], settings["num_vnodes"], settings["replicas_per_vnode"]) == (16, 8, 4)
+    assert (settings["batches_per_s"], settings["unit_batches"]) == (2.5, 1)
+    assert settings_of("run --at-limit")[0] == "faults125_wide_at_limit", "another setting overwrites no other result"
+    assert settings_of("run --no-faults")[0] == "faults125_wide_undisturbed"
