@@ -35,15 +35,15 @@ def needed(p: float, d: float) -> int:
 
 
 def costs(cost: dict[str, Any], p: float) -> tuple[float, float]:
-    """Of audits at this rate: processor time and bytes each way, against learning."""
+    """Of audits at this rate: processor time and bytes of both directions, against learning."""
     row = cost["ratios"]["after_0_passes"]
-    return p * row["compute"] / row["rate"], p * row["bytes_each_way"] / row["rate"]
+    return p * row["compute"] / row["rate"], p * row["bytes"] / row["rate"]
 
 
 def table(cost: dict[str, Any], detection: dict[str, Any]) -> str:
     """Costs and probabilities by p."""
     d = detection["ratios"]["detected"]
-    head = ["p", "processor time", "bytes each way", *(f"found in {k}" for k in INTERVALS), "99 % in"]
+    head = ["p", "processor time", "bytes, both directions", *(f"found in {k}" for k in INTERVALS), "99 % in"]
     rows = [
         [f"{p:g}", *(f"{100 * share:.3g} %" for share in costs(cost, p)), *(f"{100 * found(p, d, k):.3g} %" for k in INTERVALS), str(needed(p, d))]
         for p in RATES

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import audit_plot
 from benchmarks.audit_plot import INTERVALS, RATES
 
-COST: dict[str, Any] = {"ratios": {"after_0_passes": {"rate": 1, "compute": 1.1, "bytes_each_way": 1.4}}}
+COST: dict[str, Any] = {"ratios": {"after_0_passes": {"rate": 1, "compute": 1.1, "bytes": 1.4}}}
 DETECTION: dict[str, Any] = {"ratios": {"detected": 0.98}}
 
 
