@@ -100,7 +100,7 @@ def checked(job: tuple[Path, Case, str]) -> list[Row]:
     """What a processor finds in that claim; a process of its own. It looks at the accelerator's own referee steps as at its own."""
     torch.set_num_threads(1)
     path, case, precision = job
-    rows = judged(replace(case, referee_steps=1), load(path, case), checks_of_stage(case.stage(), REGISTRY))
+    rows = judged(replace(case, referee_steps=1), load(path, case), checks_of_stage(case.stage(), REGISTRY), sketched=True)
     return [{"machine": precision, **row} for row in rows if row["level"] != "referee"]
 
 

@@ -1,8 +1,12 @@
 """A network with attackers in one process: real training, real replays and the policy of `trust`, in virtual time; no messages, and nothing gets lost.
 
-A VNode is hosted by one PNode for a few intervals, then by another. Attackers cheat in one of twelve ways, some of them rarely; as auditors they wave
-everything through. Some begin with a record that they have earned honestly before. Whoever is found out comes back at once under a new name; what was spared of
-the old one is drawn late, and what it passed lately is audited again, as the holder does it.
+A VNode is hosted by one PNode for a few intervals, then by another. Attackers cheat in one of twelve ways, some of them rarely; as auditors some wave
+everything through, others slander now and then: they fault what they were given. Some begin with a record that they have earned honestly before, up to one with
+which intervals are drawn at the floor. Whoever is found out comes back at once under a new name; what was spared of the old one is drawn late, and what it
+passed lately is audited again, as the holder does it.
+
+All replays run in this process, where honest ones come out to the last bit. What other machines would find of honest work is drawn from what they were measured
+to find (`benchmarks.honest`), anew for each audit.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from examples.byzantine.worker import CheatingCompute
 from trust.comparison import judge
 from trust.draw import LAST_AUDITORS, Secret, Task, floors_of, is_drawn, is_last, rate, task_of
 from trust.exposure import Drawn, Life
+from trust.findings import finding_of
 from trust.folding import Told
 from trust.going_back import Cause, gone_back, way_back
 from trust.late_draw import BURST_LOSS, UNLEARNED, backwards, drawn_of_the_found_out, left_behind
@@ -44,10 +49,13 @@ NUM_STEPS: Final = 16
 TENURE: Final = 4
 """Intervals after which a VNode moves to another PNode."""
 INTERVAL_S: Final = 600.0
-RECORDS: Final = (0, 25, 60)
+RECORDS: Final = (0, 25, 60, 400)
 """Passed audits with which a PNode comes, whether honest or not."""
-FREQUENCIES: Final = (1.0, 0.5)
+RARELY: Final = 0.05
+FREQUENCIES: Final = (1.0, 0.5, RARELY)
 """How often an attacker cheats."""
+SLANDERERS: Final = 0.5
+"""Of attackers; as often each of them slanders, where it audits."""
 CODEC: Final = "raw"
 FLOORS: Final = floors_of(0.0)
 REGISTRY: Final = default_registry()
@@ -61,6 +69,7 @@ class Node:
     standing: Standing
     behaviour: Behaviour | None = None
     often: float = 0.0
+    slanders: bool = False
     life: list[Drawn] = field(default_factory=list)
     waved: list[tuple[str, float]] = field(default_factory=list)
     """Intervals that it passed as an auditor without a look, and when."""
@@ -78,6 +87,12 @@ class Figures:
     doubts: int = 0
     late: int = 0
     """Spared intervals drawn late, since their PNode was found out."""
+    at_floor: int = 0
+    """Intervals that were drawn at the lowest rate."""
+    rare_at_floor: int = 0
+    """Wrong steps that were offered in such, by who cheats rarely."""
+    slanders: int = 0
+    """Intervals that were right and that an attacker faulted; the verifier found nothing."""
     canaries_failed: int = 0
     broken_states: int = 0
     """From which a host could not learn; where an honest one could not, the intervals before were checked."""
@@ -89,10 +104,13 @@ class Figures:
 
 
 class World:
-    """Run it with `train`. ``share``: of all PNodes that attack; 0: the clean run with the same data and draws."""
+    """Run it with `train`. ``share``: of all PNodes that attack; 0: the clean run with the same data and draws. ``residuals``: of honest work, as other
+    machines find it, in units of the tolerance, each with how often.
+    """
 
-    def __init__(self, setting: Setting, *, num_nodes: int, share: float) -> None:
+    def __init__(self, setting: Setting, *, num_nodes: int, share: float, residuals: Sequence[tuple[float, int]]) -> None:
         self.setting, self.figures = setting, Figures()
+        self._residuals, self._weights = [value for value, _ in residuals], [number for _, number in residuals]
         self._rng = random.Random(setting.seed)
         self._secret = Secret(random.Random(setting.seed + 1).randbytes(32))
         self._stages, self._points = setting.stages(), Points(setting)
@@ -139,6 +157,7 @@ class World:
         node = Node(f"n{self.figures.names}", folded(begun(self._now_s), earlier))
         if is_bad:
             node.behaviour, node.often = self._rng.choice(BEHAVIOURS), self._rng.choice(FREQUENCIES)
+            node.slanders = self._rng.random() < SLANDERERS
         return node
 
     def _missing(self, at: int) -> list[int]:
@@ -197,6 +216,9 @@ class World:
         self._ledger = Ledger(lines, {**self._ledger.intervals, name: interval})
         self._told.append(Told(node.name, name, verdict, self._now_s, self._now_s, "", len(done)))
         node.life.append(Drawn(len(batches), p))
+        if p <= FLOORS.untrusted:
+            self.figures.at_floor += 1
+            self.figures.rare_at_floor += num_bad if node.often == RARELY else 0
         self._bad[name] = num_bad
         self._claims[name] = claim
         self.figures.steps += len(batches)
@@ -261,6 +283,9 @@ class World:
         for auditor in auditors:
             if auditor.behaviour is None:
                 break
+            if auditor.slanders and self._rng.random() < SLANDERERS:
+                self._slandered(auditor, name, at, claim)
+                break
             auditor.waved.append((name, self._now_s))
             waved.append(auditor)
             is_canary = is_canary or task_of(self._secret, name, auditor.name, 0) is Task.CANARY
@@ -275,20 +300,30 @@ class World:
                 self.figures.canaries_failed += is_canary
                 self._found_out(auditor, name, "it passed what is wrong")
 
+    def _slandered(self, auditor: Node, name: str, at: int, claim: Claim) -> None:
+        """A fault that the verifier looks at; it costs the auditor its name where the interval was right."""
+        self._check(name, at, claim)
+        if self._ledger.intervals[name].verdict is Verdict.PASSED:
+            self.figures.slanders += 1
+            self._found_out(auditor, name, "it faulted what is right")
+
     def _check(self, name: str, at: int, claim: Claim) -> None:
-        """A replay, and what follows from it."""
+        """A replay on another machine, and what follows from it."""
         self.figures.audits += 1
         stage = self._stages[at]
         checks = checks_of_stage(stage, REGISTRY)
         compute = TorchCompute(stage, REGISTRY, num_batches=self.setting.num_batches, seed=self.setting.seed)
         outcome = judge(replay(compute, schema_of(stage, REGISTRY), claim, checks.replay(), as_array=as_array))
+        assert outcome.worst is not None
+        elsewhere = self._rng.choices(self._residuals, self._weights)[0]
+        finding = finding_of(max(outcome.worst.ratio, elsewhere), 1.0)
         accused = self._named(self._ledger.intervals[name].pnode_id)
-        if outcome.finding is Finding.FAULT and outcome.first_over is not None:
+        if finding is Finding.FAULT:
             self._back(name, Cause.FAULT)
             if accused is not None:
-                self._found_out(accused, name, f"{outcome.first_over.part} is wrong")
+                self._found_out(accused, name, f"{outcome.worst.part} is wrong")
             return
-        if outcome.finding is Finding.DOUBT:
+        if finding is Finding.DOUBT:
             self.figures.doubts += 1
             if accused is not None:
                 accused.standing = after(accused.standing, Doubted(self._now_s, name, "verifier"))

@@ -1,7 +1,7 @@
 """One interval from learning to its audit, with the real parts but the links: a stage in torch, the books, the bundle that is gathered from them, its check.
 
-The stage reads what another VNode sends it, in frames that are really signed. What each part costs is told apart: learning, gathering, opening, checking, and the
-bytes of the bundle by kind. An interval ends where the books ask for it, as in a worker with the usual room for evidence.
+The stage reads what another VNode sends it, in frames that are really signed. What each part costs is told apart: learning, gathering, opening, checking, and
+the bytes of the bundle by kind. An interval ends where the books ask for it, as in a worker with the usual room for evidence.
 """
 
 from __future__ import annotations
@@ -86,7 +86,13 @@ async def measured(kind: Kind, folder: Path, seed: int) -> Row:
     begun = time.process_time()
     written = await gather(worker.evidence, worker.replica, interval, folder / "bundle", worker.means())
     gathered_s = time.process_time() - begun
-    row: Row = {"case": kind.name, "seed": seed, "steps": worker.steps, "learned_s": round(learned_s, 4), "gathered_s": round(gathered_s, 4)}
+    row: Row = {
+        "case": kind.name,
+        "seed": seed,
+        "steps": worker.steps,
+        "learned_s": round(learned_s, 4),
+        "gathered_s": round(gathered_s, 4),
+    }
     row |= {"in_bytes": worker.in_bytes, "out_bytes": worker.out_bytes, "bundle_bytes": written.size_bytes}
     return row | _audited(worker, written.path)
 
@@ -105,7 +111,9 @@ class _Worker:
         self._compute = self._fresh()
         self._info = self._began = self._compute.restore(self._first)
         self._ends = False
-        self._standing = Standing(NETWORK, "m", "j", VNodeId("b"), Peer(ReplicaId(self.replica), INCARNATION), self._own.node.node_id)
+        self._standing = Standing(
+            NETWORK, "m", "j", VNodeId("b"), Peer(ReplicaId(self.replica), INCARNATION), self._own.node.node_id
+        )
         self._chain = CommitChain(self._standing, self._own.worker, self._own.delegation, digest_of(self._first), "")
 
     def assigned(self) -> Assigned:
@@ -191,7 +199,9 @@ class _Worker:
 
     def _arrival(self, batch: int) -> Arrival:
         shape = (self.kind.batch_size, *self.stage.inputs[0].spec.shape)
-        encoded = encode_final(np.random.default_rng((self.seed, batch, 0)).standard_normal(shape, dtype=np.float32), self.kind.codec)
+        encoded = encode_final(
+            np.random.default_rng((self.seed, batch, 0)).standard_normal(shape, dtype=np.float32), self.kind.codec
+        )
         source, target = Peer(ReplicaId("a.1"), INCARNATION), self._standing.peer
         number = FrameNumber(TRAIN_LANE, batch, Mode.TRAIN)
         said = statement(source, target.replica, number, encoded.header, batch)

@@ -1,8 +1,9 @@
 """What audits cost over a PNode's life: processor time and bytes of a real interval's audit against those of the interval, times the rate of the draw.
 
-The interval, its bundle and its audit are real (`benchmarks.audit_bundle`). Counted is all that a drawn interval costs: the accused gathers the bundle, and makes
-states between again that it did not keep; it sends the bundle; an auditor fetches, digests, opens and replays it; and of so many audits the verifier repeats
-one, which fetches and replays once more. Bytes of both directions are held against what the interval moves in both: a frame in, a frame out, for each step.
+The interval, its bundle and its audit are real (`benchmarks.audit_bundle`). Counted is all that a drawn interval costs: the accused gathers the bundle, and
+makes states between again that it did not keep; it sends the bundle; an auditor fetches, digests, opens and replays it; and of twenty audits the verifier
+repeats one, which fetches and replays once more. Bytes of both directions are held against what the interval moves in both: a frame in, a frame out, for
+each step.
 """
 
 from __future__ import annotations
@@ -38,9 +39,19 @@ WIDE: Final = 1024
 SKETCHED_STEPS: Final = 64
 AUDITS: Final = 1.0 + CANARY_RATE
 """Of a drawn interval: the auditor's, and the verifier's repeats."""
-IMAGE: Final = ("conv_block", {"out_channels": 32, "kernel": 5, "stride": 2}, {"out_channels": 64, "kernel": 3, "pool": 2}, (1, 28, 28))
+IMAGE: Final = (
+    "conv_block",
+    {"out_channels": 32, "kernel": 5, "stride": 2},
+    {"out_channels": 64, "kernel": 3, "pool": 2},
+    (1, 28, 28),
+)
 """The second stage of the image example, behind its first."""
-DEEP: Final = ("conv_block", {"out_channels": 128, "kernel": 3, "stride": 2}, {"out_channels": 128, "kernel": 3, "pool": 2}, (3, 8, 8))
+DEEP: Final = (
+    "conv_block",
+    {"out_channels": 128, "kernel": 3, "stride": 2},
+    {"out_channels": 128, "kernel": 3, "pool": 2},
+    (3, 8, 8),
+)
 """States weigh more than frames, so that those between are made again."""
 KINDS: Final = (
     Kind("linear_block 64, sgd", "linear_block", {}, {}, (64,), "sgd", 64, BATCH, "int8"),
@@ -60,7 +71,13 @@ def run(options: Options) -> Result:
     """``rounds`` times: an interval of every kind, from its steps to its audit, and a sketch against a replay."""
     torch.set_num_threads(1)
     kinds = QUICK if options.quick else KINDS
-    settings: Row = {"batch_size": BATCH, "passes": list(LIFE), "wide": WIDE, "audits_of_drawn": AUDITS, "kinds": [kind.name for kind in kinds]}
+    settings: Row = {
+        "batch_size": BATCH,
+        "passes": list(LIFE),
+        "wide": WIDE,
+        "audits_of_drawn": AUDITS,
+        "kinds": [kind.name for kind in kinds],
+    }
     result = Result("audit_cost", "What audits cost over a PNode's life", settings)
     for number in range(options.rounds):
         for kind in kinds:
@@ -85,7 +102,13 @@ def _sketched(width: int, optimizer: str, seed: int) -> Row:
     replayed = _cpu_s(lambda: judge(replay(again, schema_of(stage, REGISTRY), claim, checks.replay(), as_array=as_array)))
     sketch = Sketch(stage, REGISTRY, checks, secret=b"s" * 32, num_batches=case.num_steps, seed=seed)
     sketched = _cpu_s(lambda: judge(sketch.check(claim, checks.sketch())))
-    return {"case": name, "seed": seed, "steps": case.num_steps, "sketched_s": round(sketched, 4), "sketch_replayed_s": round(replayed, 4)}
+    return {
+        "case": name,
+        "seed": seed,
+        "steps": case.num_steps,
+        "sketched_s": round(sketched, 4),
+        "sketch_replayed_s": round(replayed, 4),
+    }
 
 
 def _cpu_s(work: Callable[[], object]) -> float:
@@ -107,7 +130,11 @@ def conclude(result: Result) -> None:
     for passes in LIFE:
         state = State.ACTIVE if passes >= ACTIVE_PASSES else State.PROBATION
         p = rate(passes, state, floors, trusted=False)
-        result.ratios[f"after_{passes}_passes"] = {"rate": round(p, 4), "compute": round(p * compute, 6), "bytes": round(p * moved, 6)}
+        result.ratios[f"after_{passes}_passes"] = {
+            "rate": round(p, 4),
+            "compute": round(p * compute, 6),
+            "bytes": round(p * moved, 6),
+        }
     result.ratios["job_end"] = {
         "steps_for_sure": LAST_BATCHES, "compute": round(max(one["compute_of_two"] for one in drawn.values()), 4),
         "bytes": round(max(one["bytes_of_two"] for one in drawn.values()), 4),
@@ -124,13 +151,13 @@ def conclude(result: Result) -> None:
         name = "processor time of a sketch / of a replay at width 1024, worst"
         result.targets.append(Target(name, max(wide), SKETCH_LIMIT, "", at_least=False))
     result.notes = [
-        "Of an interval that is drawn, against learning it: `compute` is gathering the bundle (states between that were not kept are computed again for it) and, "
-        f"{AUDITS:g} times for an auditor and the verifier's repeats, digesting, opening and replaying it. `upload` is the bundle against the frames that go out, "
-        "`download` that often the bundle against those that come in, `bytes` both together. The limit of bytes is a twentieth, and the first and last state at the "
-        "rate of the floor; states between and anchors have no room in it. An interval's frames are in its bundle in both directions, and it moves twice, so that "
-        "without any state a twentieth of intervals costs a tenth of the bytes.",
-        f"`job_end`: an interval with any of a job's last batches (at most {LAST_BATCHES}) is drawn for sure and audited by {LAST_AUDITORS}; that costs so much of "
-        "learning this one interval, and is in no other figure. Displacements that were merged are in no bundle here: each adds its bytes, as it came.",
+        "Of an interval that is drawn, against learning it: `compute` is gathering the bundle (states between that were not kept are computed again for "
+        f"it) and, {AUDITS:g} times for an auditor and the verifier's repeats, digesting, opening and replaying it. `upload` is the bundle against the "
+        "frames that go out, `download` that often the bundle against those that come in, `bytes` both together. The limit of bytes is a twentieth, and "
+        "the first and last state at the rate of the floor; states between and anchors have no room in it. An interval's frames of both directions are in "
+        "its bundle, which moves twice: without any state a twentieth of intervals costs a tenth of the bytes.",
+        f"`job_end`: an interval with any of a job's last batches (at most {LAST_BATCHES}) is drawn for sure and audited by {LAST_AUDITORS}; that costs so "
+        "much of learning this one interval, and is in no other figure. Displacements that were merged are in no bundle here: each adds its bytes.",
     ]  # fmt: skip
 
 

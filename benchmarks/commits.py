@@ -3,6 +3,10 @@
 Everything is real but the links: the stage in torch, its outbox, the books, their files. Inputs lie there as they would have come, with their digests, so that
 what is measured is the way from one step to the next: how long a step waits for its entry, and how much longer a step takes when the thread of the
 books works beside it. The end of an interval, its log and signature, is part of it.
+
+A replica learns one batch after the other, so what stands between one step and the next is the whole step as the clock sees it: that is held against the
+limits, whether it goes by waiting for an entry or by a processor or disk that the thread of the books takes from the step. What was waited is a part of it,
+told beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from benchmarks.result import Options, Result, Row, Target, median_of
+from benchmarks.result import Options, Result, Row, Target, median, median_of
 from benchmarks.tolerance_cases import REGISTRY, Case
 from dcnr import limits
 from dcnr.ids import ReplicaId, VNodeId, digest_of
@@ -39,7 +43,7 @@ WIDTH: Final = 1024
 BATCH: Final = 256
 STEPS: Final = 256
 CODECS: Final = {"int8": 0.01, "raw": 0.03}
-"""With the largest share of a step that may be waited."""
+"""With the largest share by which a step may be longer."""
 _NETWORK: Final = "5" * 40
 
 
@@ -59,7 +63,7 @@ def run(options: Options) -> Result:
 
 
 def conclude(result: Result) -> None:
-    """By codec the medians, and what a step waits of itself."""
+    """By codec the medians, what a step waits of itself, and how much longer it is: each interval against the one without audits just before it."""
     for codec, limit in CODECS.items():
         rows = {
             audited: [row for row in result.rounds if (row["codec"], row["audited"]) == (codec, audited)]
@@ -67,14 +71,17 @@ def conclude(result: Result) -> None:
         }
         plain, audited_s = (median_of(rows[audited], "step_s") for audited in (False, True))
         waited = median_of(rows[True], "waited_s")
+        longer = median([after["step_s"] / before["step_s"] - 1.0 for before, after in zip(rows[False], rows[True], strict=True)])
         assert plain is not None
-        assert audited_s is not None
         assert waited is not None
-        result.medians[codec] = {"step_s": plain, "audited_step_s": audited_s, "waited_s": waited}
-        result.ratios[codec] = {"waited_of_step": round(waited / plain, 5), "audited_of_plain": round(audited_s / plain, 4)}
-        result.targets.append(Target(f"waited for commits / step, {codec}", round(waited / plain, 5), limit, "", at_least=False))
+        assert longer is not None
+        result.medians[codec] = {"step_s": plain, "audited_step_s": audited_s, "waited_s": waited, "longer": round(longer, 4)}
+        result.ratios[codec] = {"waited_of_step": round(waited / plain, 5), "longer": round(longer, 5)}
+        name = f"a step with audits is longer by this share, {codec}"
+        result.targets.append(Target(name, result.ratios[codec]["longer"], limit, "", at_least=False))
     result.notes.append(
-        "`audited_of_plain` holds what the thread of the books and the disk take of a machine whose processors are all busy."
+        "`longer` is the median over rounds, and all that audits add between one step and the next: what a step waits for its entry (`waited_s`), and what the "
+        "thread of the books and the disk take of a machine whose processors are all busy. On one with a processor to spare the second part is less."
     )
 
 

@@ -1,6 +1,7 @@
 """How surely audits see a cheat: every behaviour of ``examples/byzantine`` in intervals of several components, checked with the committed tolerances.
 
-Each interval is replayed by auditors on four machines: this one as it is, which claims as well, to the end of the interval, and those of
+Small stages of every kind that the examples have learn 16 steps; and for each behaviour some learn 256, as long as an interval gets, where a cheat in few
+steps is thinner. Each interval is replayed by auditors on four machines: this one as it is, which claims as well, to the end of the interval, and those of
 `benchmarks.tolerances.MACHINES`, to the first fault, as auditors do. What they say goes to the audit desk of the orchestrator (`decided`), whose
 verdict counts: an interval is detected where it does not stay in the model, because it failed, which puts its PNode into quarantine, or because enough
 doubted it, which takes it back and blames nobody.
@@ -24,6 +25,7 @@ from benchmarks.tolerance_machine import load, save
 from benchmarks.tolerances import MACHINES, rows_of
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
+from dcnr.specs import Config
 from examples.byzantine.behaviours import BEHAVIOURS, Behaviour
 from examples.byzantine.worker import CheatingCompute
 from orchestrator.audit_case import GIVE_UP_S, LOOK_S
@@ -47,22 +49,36 @@ from vnode.torch_stage import schema_of
 
 NUM_STEPS: Final = 16
 NUM_BATCHES: Final = 64
+LONG_STEPS: Final = 256
+LONG_SEED: Final = 0
+"""With this seed the stages of `LONG` learn so many besides."""
+LONG: Final = ("linear_block", "conv_block", "transformer_block")
 HERE: Final = "as it is, 1 thread"
 NUM_AUDITORS: Final = 8
 """Independent PNodes that are free to audit, two on each machine."""
+STAGES: Final[tuple[tuple[str, Config, tuple[int, ...], float], ...]] = (
+    ("linear", {"out_features": 12}, (20,), 0.0),
+    ("linear_block", {}, (16,), 0.0),
+    ("conv_block", {"out_channels": 6, "pool": 2}, (3, 6, 6), 0.0),
+    ("transformer_block", {"heads": 2}, (8, 16), 1.0),
+    ("byte_embedding", {"width": 16, "blocks": 1, "heads": 2}, (16,), 1.0),
+)
+"""Component, its configuration, what it reads, and where gradients are clipped."""
+TEXT: Final = ("transformer_block", "byte_embedding")
 CASES: Final = tuple(
-    Case(name, component, {"out_features": 12} if component == "linear" else {"out_channels": 6, "pool": 2} if shape[1:] else {}, shape, optimizer, 16)
+    Case(component, component, config, shape, optimizer, 16, clip=clip)
     for optimizer in ("sgd", "adamw")
-    for name, component, shape in (("linear", "linear", (20,)), ("linear_block", "linear_block", (16,)), ("conv_block", "conv_block", (3, 6, 6)))
-)  # fmt: skip
+    for component, config, shape, clip in STAGES
+)
 
 
 def run(options: Options) -> Result:
-    """``rounds`` seeds of every behaviour and component, one interval of 16 steps each; outputs as int8 in every second."""
+    """``rounds`` seeds of every behaviour and component, one interval of 16 steps each, and one of 256 of some; outputs as int8 in every second."""
     torch.set_num_threads(1)
     names = list(MACHINES)[-1:] if options.quick else list(MACHINES)
     settings: Row = {
-        "num_steps": NUM_STEPS, "batch_size": 16, "behaviours": [behaviour.name for behaviour in BEHAVIOURS], "machines": [HERE, *names],
+        "num_steps": NUM_STEPS, "long_steps": LONG_STEPS, "batch_size": 16,
+        "behaviours": [behaviour.name for behaviour in BEHAVIOURS], "machines": [HERE, *names],
         "auditors": NUM_AUDITORS, "seeds": options.rounds,
     }  # fmt: skip
     result = Result("detection", "Cheats that audits see", settings)
@@ -71,10 +87,11 @@ def run(options: Options) -> Result:
     cheats = list(_cheats(options.rounds, quick=options.quick))
     for number, (case, behaviour, codec) in enumerate(cheats):
         claim, sketch = _claimed(case, behaviour, codec)
+        steps = _num_steps(case)
         save(claims / str(number), replace(claim, steps=tuple(replace(step, maps={}) for step in claim.steps)))
         result.rounds.append(
             {
-                "case": f"{case.name}, {case.optimizer}", "behaviour": behaviour.name, "seed": case.seed, "codec": codec,
+                "case": f"{case.name}, {case.optimizer}", "behaviour": behaviour.name, "seed": case.seed, "codec": codec, "steps": steps,
                 "replay": [_replayed(case, claim, to_the_end=True)], "sketch": sketch,
             }
         )  # fmt: skip
@@ -84,33 +101,44 @@ def run(options: Options) -> Result:
         for row, ratio in zip(result.rounds, rows_of("benchmarks.detection", words, environment), strict=True):
             row["replay"].append(ratio["replay"])
     for row in result.rounds:
-        row["verdict"] = decided(row["replay"], seed=f"{row['case']} {row['behaviour']} {row['seed']}").value
+        row["verdict"] = decided(row["replay"], seed=f"{row['case']} {row['behaviour']} {row['seed']} {row['steps']}").value
     conclude(result)
     return result
 
 
 def _cheats(rounds: int, *, quick: bool) -> Iterator[tuple[Case, Behaviour, str]]:
     for seed in range(rounds):
-        for case in CASES[:2] if quick else CASES:
+        for case in CASES[1:4:2] if quick else CASES:
             for behaviour in BEHAVIOURS:
                 yield replace(case, seed=seed, num_steps=NUM_BATCHES), behaviour, "int8" if seed % 2 else "raw"
+    for case in [] if quick else [one for one in CASES if one.component in LONG]:
+        for behaviour in BEHAVIOURS:
+            yield replace(case, seed=LONG_SEED, num_steps=LONG_STEPS), behaviour, "raw"
 
 
-def _claimed(case: Case, behaviour: Behaviour, codec: str) -> tuple[Claim, float]:
-    """What the cheat says that it did, and what a sketch makes of that."""
+def _num_steps(case: Case) -> int:
+    """Of its interval: a job of 256 batches is one interval."""
+    return LONG_STEPS if case.num_steps == LONG_STEPS else NUM_STEPS
+
+
+def _claimed(case: Case, behaviour: Behaviour, codec: str) -> tuple[Claim, float | None]:
+    """What the cheat says that it did, and what a sketch makes of that, where the stage has what it needs."""
     stage = case.stage()
     checks = checks_of_stage(stage, REGISTRY)
-    cheat = CheatingCompute(stage, REGISTRY, behaviour, num_batches=NUM_BATCHES, seed=case.seed, num_steps=NUM_STEPS)
+    num_steps = _num_steps(case)
+    cheat = CheatingCompute(stage, REGISTRY, behaviour, num_batches=case.num_steps, seed=case.seed, num_steps=num_steps)
     claim = record(
-        cheat, case.first(), case.entries(NUM_STEPS), codec=codec, state_every=checks.replay().span_steps, sketched=checks
+        cheat, case.first(), case.entries(num_steps), codec=codec, state_every=checks.replay().span_steps, sketched=checks
     )
-    sketch = Sketch(stage, REGISTRY, checks, secret=f"secret {case.seed}".encode(), num_batches=NUM_BATCHES, seed=case.seed)
+    if not checks.maps:
+        return claim, None
+    sketch = Sketch(stage, REGISTRY, checks, secret=f"secret {case.seed}".encode(), num_batches=case.num_steps, seed=case.seed)
     return claim, _ratio(judge(sketch.check(claim, checks.sketch()), to_the_end=True))
 
 
 def _replayed(case: Case, claim: Claim, *, to_the_end: bool = False) -> float:
     stage = case.stage()
-    honest = TwoSidedCompute(stage, REGISTRY, num_batches=NUM_BATCHES, seed=case.seed)
+    honest = TwoSidedCompute(stage, REGISTRY, num_batches=case.num_steps, seed=case.seed)
     limits = checks_of_stage(stage, REGISTRY).replay()
     return _ratio(judge(replay(honest, schema_of(stage, REGISTRY), claim, limits, as_array=as_array), to_the_end=to_the_end))
 
@@ -176,15 +204,19 @@ def conclude(result: Result) -> None:
             **{f"one_says_{finding.value}": round(said.count(finding) / len(said), 4) for finding in Finding},
             "failed": _share(rows, Verdict.FAILED), "taken_back": _share(rows, Verdict.UNVERIFIABLE), "stays": _share(rows, Verdict.PASSED),
             "seeds_of_which_nothing_stays": _seeds(rows), "replay_faintest_ratio": min(row["replay"][0] for row in rows),
-            "sketch_caught": _sketched(rows), "sketch_faintest_ratio": min(row["sketch"] for row in rows),
+            "sketch_caught": _sketched(rows), "sketch_faintest_ratio": min(row["sketch"] for row in rows if row["sketch"] is not None),
         }  # fmt: skip
     num, stay = len(result.rounds), _share(result.rounds, Verdict.PASSED)
     result.ratios = {"intervals": num, "detected": round(1.0 - stay, 4), "failed": _share(result.rounds, Verdict.FAILED)}
     wanted = 0 if result.settings["seeds"] < 20 else 500
     fewest = min(row["seeds_of_which_nothing_stays"] for row in result.medians.values())
+    text = [row for row in result.rounds if row["case"].startswith(TEXT)]
+    long = [row for row in result.rounds if row.get("steps", NUM_STEPS) == LONG_STEPS]
     result.targets = [
         Target("cheated intervals that were audited", num, wanted, "", at_least=True),
         Target("of them, do not stay in the model", result.ratios["detected"], 0.99, "", at_least=True),
+        Target("of those of text stages, do not stay", _gone(text), 0.99, "", at_least=True),
+        *([] if _is_quick(result) else [Target("of those of 256 steps, do not stay", _gone(long), 0.99, "", at_least=True)]),
         Target("seeds of a behaviour of which nothing stays, fewest", fewest, result.settings["seeds"], "", at_least=True),
         Target("cheated intervals that a sketch sees", _sketched(result.rounds), 0.99, "", at_least=True),
     ]
@@ -200,8 +232,17 @@ def _share(rows: list[Row], verdict: Verdict) -> float:
     return round(len([row for row in rows if row["verdict"] == verdict.value]) / len(rows), 4)
 
 
+def _gone(rows: list[Row]) -> float | None:
+    return round(1.0 - _share(rows, Verdict.PASSED), 4) if rows else None
+
+
+def _is_quick(result: Result) -> bool:
+    return len(result.settings["machines"]) < 1 + len(MACHINES)
+
+
 def _sketched(rows: list[Row]) -> float:
-    return round(len([row for row in rows if row["sketch"] > 1.0]) / len(rows), 4)
+    ratios = [row["sketch"] for row in rows if row["sketch"] is not None]
+    return round(len([ratio for ratio in ratios if ratio > 1.0]) / len(ratios), 4)
 
 
 def _seeds(rows: list[Row]) -> int:

@@ -1,15 +1,18 @@
 """False accusations: intervals of honest machines, with data that no tolerance was made from, judged with the committed tolerances on other machines.
 
-The machine that claims is this one as it is, with one thread; those that check are `benchmarks.tolerances.MACHINES`. Every stage of `tolerance_cases` learns
+The machine that claims is this one as it is, with one thread; those that check are `CHECKERS`. Every stage of `tolerance_cases` learns
 with seeds from `FIRST_SEED` on; states lie as far apart as a worker's do. What a replay, a sketch and a referee find is what an auditor would report.
+In a network audits are replays: these alone are held against the numbers of steps that are wanted, and sketch and referee are told beside them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -19,9 +22,9 @@ from typing import Final
 import torch
 
 from benchmarks.result import Options, Result, Row, Target
-from benchmarks.tolerance_cases import NARROW, REGISTRY, Case, cases
+from benchmarks.tolerance_cases import NARROW, OPTIMIZERS, REGISTRY, Case, cases
 from benchmarks.tolerance_machine import load, save
-from benchmarks.tolerances import MACHINES, rows_of
+from benchmarks.tolerances import BULK, MACHINES, rows_of
 from trust.comparison import Comparison, judge
 from trust.overturned import Finding
 from vnode.checks.claims import Claim
@@ -36,12 +39,23 @@ from vnode.torch_stage import schema_of
 
 FIRST_SEED: Final = 1_000
 """The table of tolerances knows none from here on."""
-WIDE_EVERY: Final = 9
+WIDE_EVERY: Final = 6
 """Every so many seeds the wide cases as well, and all narrow ones for `NARROW_STEPS`."""
 NARROW_STEPS: Final = 256
 QUICK_CASES: Final = ("linear, ReLU head", "linear, GELU head", "linear_block", "linear_block, predsim")
 """Whose steps take least: always followed that long."""
+IMAGE: Final = "conv_block"
+"""The kind of stage that the image example is made of, followed as long: it has to have its share of the steps."""
+IMAGE_SHARE: Final = 0.25
+"""At least, of the steps wanted at width 64."""
 WANTED_STEPS: Final = {64: 1_000_000, 1024: 10_000}
+WIDTHS: Final = (128, 256, 512)
+"""`WIDENED` between the two, where the wide cases are: residuals by tolerance against the width."""
+WIDENED: Final = "linear_block"
+CHECKERS: Final = {**MACHINES, "as it is, 4 threads": ({}, 4), "as it is, 8 threads": ({}, 8)}
+"""Environment and threads of each."""
+SKETCH_EVERY: Final = 8
+"""Seeds."""
 WAVE: Final = 6
 """Seeds whose claims lie on the disk at a time."""
 REFEREE_EVERY: Final = 16
@@ -52,7 +66,7 @@ QUIET: Final = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 def run(options: Options) -> Result:
     """``rounds`` waves of `WAVE` seeds each; quick: one seed, one machine, the cases of the quick tolerances."""
-    names = list(MACHINES)[-1:] if options.quick else list(MACHINES)
+    names = list(MACHINES)[-1:] if options.quick else list(CHECKERS)
     settings: Row = {
         "first_seed": FIRST_SEED,
         "wave": WAVE,
@@ -80,43 +94,83 @@ def run(options: Options) -> Result:
 
 def elsewhere(action: str, claims: Path, first: int, name: str, *, quick: bool) -> list[Row]:
     """One machine's rows of one wave; the machine that claims has no name."""
-    environment, threads = MACHINES.get(name, ({}, 1))
+    environment, threads = CHECKERS.get(name, ({}, 1))
     words = [action, str(claims), str(first), str(threads)]
     return rows_of("benchmarks.honest", [*words, "quick"] if quick else words, {**QUIET, **environment}, limit_s=LIMIT_S)
 
 
 def summed(rows: list[Row]) -> list[Row]:
-    """One row for each machine, case, optimiser and level: steps and findings of all seeds together, the worst ratio and where it was."""
+    """One row for each machine, case, optimiser and level: steps and findings of all seeds together, the worst ratio and where it was, by part, and how many
+    intervals came how far.
+    """
     found: dict[tuple[str, ...], Row] = {}
     for row in rows:
         key = tuple(str(row[name]) for name in ("machine", "case", "optimizer", "level", "width"))
-        mine = found.setdefault(key, {**row, "intervals": 0, "steps": 0, "doubts": 0, "faults": 0, "worst": 0.0, "part": ""})
+        empty = {"intervals": 0, "steps": 0, "doubts": 0, "faults": 0, "worst": 0.0, "part": "", "parts": {}, "spread": {}}
+        mine = found.setdefault(key, {**row, **empty})
         mine.pop("seed", None)
         for name in ("intervals", "steps", "doubts", "faults"):
             mine[name] += row[name]
+        mine["parts"] = {
+            name: max(mine["parts"].get(name, 0.0), row["parts"].get(name, 0.0)) for name in mine["parts"] | row["parts"]
+        }
+        mine["spread"] = dict(sorted((Counter(mine["spread"]) + Counter(row["spread"])).items()))
         if row["worst"] > mine["worst"]:
             mine["worst"], mine["part"] = row["worst"], row["part"]
     return list(found.values())
 
 
 def conclude(result: Result) -> None:
-    """Steps, doubts and faults by width, and by level and kind of stage; every doubt and fault is a false one."""
-    for width in sorted({row["width"] for row in result.rounds}):
-        rows = [row for row in result.rounds if row["width"] == width]
-        result.ratios[f"width {width}"] = total(rows)
-        wanted = 0 if result.settings["quick"] else WANTED_STEPS[width]
+    """Steps, doubts and faults of replays by width and of the other checks beside them; every doubt and fault is a false one."""
+    replays = [row for row in result.rounds if row["level"] == "replay"]
+    quick = result.settings["quick"]
+    for width in sorted({row["width"] for row in replays} & set(WANTED_STEPS)):
+        rows = [row for row in replays if row["width"] == width]
+        result.ratios[f"replay, width {width}"] = found = {**total(rows), **_apart(rows)}
+        wanted = 0 if quick else WANTED_STEPS[width]
         result.targets += [
-            Target(f"honest steps checked, width {width}", total(rows)["steps"], wanted, "steps", at_least=True),
-            Target(f"false accusations, width {width}", total(rows)["faults"], 0, "intervals", at_least=False),
+            Target(f"honest steps replayed, width {width}, all machines together", found["steps"], wanted, "steps", at_least=True),
+            Target(f"false accusations by replays, width {width}", found["faults"], 0, "intervals", at_least=False),
         ]
+    images = [row for row in replays if row["case"].startswith(IMAGE) and row["width"] == NARROW]
+    wanted = 0 if quick else int(IMAGE_SHARE * WANTED_STEPS[NARROW])
+    steps = sum(row["steps"] for row in images)
+    bulk = max((row["parts"][BULK] for row in replays if BULK in row.get("parts", {})), default=None)
+    others = [row for row in result.rounds if row["level"] != "replay"]
+    result.targets += [
+        Target(f"of them steps of {IMAGE}, width {NARROW}", steps, wanted, "steps", at_least=True),
+        Target("replays with kinks: worst residual of most values (bulk) / tolerance", bulk, 1.0, "", at_least=False),
+        Target("false accusations by sketches and referees", sum(row["faults"] for row in others), 0, "intervals", at_least=False),
+    ]
     for level in ("replay", "sketch", "referee"):
         for smooth in (True, False):
             rows = [row for row in result.rounds if (row["level"], row["smooth"]) == (level, smooth)]
             if rows:
                 result.medians[f"{level}, {'smooth' if smooth else 'with kinks'}"] = total(rows)
-    result.notes = [
-        "Cells are sums and the worst residual in units of its tolerance, not medians. A doubt (1 to 2) asks for a second opinion; a fault (above) accuses."
+    for width in sorted({row["width"] for row in replays if row["case"] == WIDENED}):
+        result.medians[f"replay of {WIDENED}, width {width}"] = total(
+            [row for row in replays if (row["case"], row["width"]) == (WIDENED, width)]
+        )
+    result.notes = _notes(result)
+
+
+def _notes(result: Result) -> list[str]:
+    apart = [
+        f"{found['distinct_steps']} distinct steps on {found['machines']} machines ({name.removeprefix('replay, ')})"
+        for name, found in result.ratios.items()
     ]
+    return [
+        "Cells are sums and the worst residual in units of its tolerance, not medians. A doubt (1 to 2) asks for a second opinion; a fault (above) accuses.",
+        f"A step that several machines replay counts once for each of them: {', '.join(apart)}.",
+    ]
+
+
+def _apart(rows: list[Row]) -> Row:
+    """Steps that differ, and on how many machines: each sees the same claims."""
+    by_machine = Counter[str]()
+    for row in rows:
+        by_machine[row["machine"]] += row["steps"]
+    return {"distinct_steps": max(by_machine.values()), "machines": len(by_machine)}
 
 
 def total(rows: list[Row]) -> Row:
@@ -125,6 +179,19 @@ def total(rows: list[Row]) -> Row:
         **{name: sum(row[name] for row in rows) for name in ("intervals", "steps", "doubts", "faults")},
         "worst": max(row["worst"] for row in rows),
     }
+
+
+def spread_of(rows: Sequence[Row]) -> list[tuple[float, int]]:
+    """How far honest replays came: residuals in units of the tolerance, rounded up, and how many intervals.
+
+    Of a row that says no more its worst counts for all.
+    """
+    counts = Counter[float]()
+    for row in rows:
+        if row["level"] == "replay":
+            spread = row.get("spread") or {str(row["worst"]): row["intervals"]}
+            counts.update({float(upper): number for upper, number in spread.items()})
+    return sorted(counts.items())
 
 
 # ---- one machine --------------------------------------------------------------------------------------------------------------------
@@ -136,12 +203,12 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(int(threads))
     for number, case in enumerate(wave(int(first), quick="quick" in arguments)):
         path, codec = Path(directory) / str(number), "int8" if case.seed % 2 else "raw"
-        checks = checks_of_stage(case.stage(), REGISTRY)
+        checks, sketched = checks_of_stage(case.stage(), REGISTRY), case.seed % SKETCH_EVERY == 0
         if action == "record":
-            span = checks.replay().span_steps
-            save(path, record(_compute(case), case.first(), case.entries(), codec=codec, state_every=span, sketched=checks))
+            span, watched = checks.replay().span_steps, checks if sketched else None
+            save(path, record(_compute(case), case.first(), case.entries(), codec=codec, state_every=span, sketched=watched))
         else:
-            for row in judged(case, load(path, case, codec), checks):
+            for row in judged(case, load(path, case, codec), checks, sketched=sketched):
                 print(json.dumps(row), flush=True)
 
 
@@ -151,25 +218,33 @@ def wave(first: int, *, quick: bool) -> list[Case]:
         return [replace(case, seed=first) for case in cases(1, quick=True)]
     found: list[Case] = []
     for seed in range(first, first + WAVE):
+        whole = seed % WIDE_EVERY == 0
         for case in cases(1):
-            wide, whole = case.width > NARROW, seed % WIDE_EVERY == 0
+            wide = case.width > NARROW
             if case.name.startswith("growth") or (wide and not whole):
                 continue
-            num_steps = (
-                NARROW_STEPS if not wide and (whole or case.name in QUICK_CASES) else min(case.num_steps, 64 if wide else 32)
-            )
+            is_long = whole or case.name in QUICK_CASES or case.component == IMAGE
+            num_steps = NARROW_STEPS if not wide and is_long else min(case.num_steps, 64 if wide else 32)
             found.append(replace(case, seed=seed, num_steps=num_steps))
+        if whole:
+            found += [
+                Case(WIDENED, WIDENED, {}, (width,), optimizer, width, num_steps=64, seed=seed)
+                for width in WIDTHS
+                for optimizer in OPTIMIZERS
+            ]
     return found
 
 
-def judged(case: Case, claim: Claim, checks: StageChecks) -> Iterator[Row]:
-    """What each check finds in this interval; a referee in its first steps, as this machine's own claim has the states between them."""
+def judged(case: Case, claim: Claim, checks: StageChecks, *, sketched: bool) -> Iterator[Row]:
+    """What each check finds in this interval, a sketch where it is wanted; a referee in its first steps, as this machine's own claim has the states between
+    them.
+    """
     stage = case.stage()
     about = {"case": case.name, "optimizer": case.optimizer, "width": case.width, "smooth": checks.smooth, "seed": case.seed}
     compute = TwoSidedCompute(stage, REGISTRY, num_batches=case.num_steps, seed=case.seed)
     found = list(replay(compute, schema_of(stage, REGISTRY), claim, checks.replay(), as_array=as_array))
     yield {**about, "level": "replay", "steps": case.num_steps, **finding(found)}
-    if checks.maps:
+    if checks.maps and sketched:
         sketch = Sketch(stage, REGISTRY, checks, secret=str(case.seed).encode(), num_batches=case.num_steps, seed=case.seed)
         yield {**about, "level": "sketch", "steps": case.num_steps, **finding(sketch.check(claim, checks.sketch()))}
     if case.seed % REFEREE_EVERY == 0:
@@ -179,14 +254,28 @@ def judged(case: Case, claim: Claim, checks: StageChecks) -> Iterator[Row]:
 
 
 def finding(comparisons: Iterator[Comparison] | list[Comparison]) -> Row:
-    """What an auditor would report of one interval."""
-    outcome = judge(comparisons, to_the_end=True)
+    """What an auditor would report of one interval; ``parts``: the worst ratio of each."""
+    compared = list(comparisons)
+    outcome = judge(compared, to_the_end=True)
     worst = outcome.worst
     said = outcome.finding
+    parts: dict[str, float] = {}
+    for one in compared:
+        parts[one.part] = max(parts.get(one.part, 0.0), _shown(one.ratio))
     return {
         "intervals": 1, "doubts": int(said is Finding.DOUBT), "faults": int(said is Finding.FAULT),
-        "worst": 0.0 if worst is None else float(f"{min(worst.ratio, 1e6):.3g}"), "part": "" if worst is None else worst.part,
+        "worst": 0.0 if worst is None else _shown(worst.ratio), "part": "" if worst is None else worst.part, "parts": parts,
+        "spread": {_step_above(0.0 if worst is None else worst.ratio): 1},
     }  # fmt: skip
+
+
+def _shown(ratio: float) -> float:
+    return float(f"{min(ratio, 1e6):.3g}")
+
+
+def _step_above(ratio: float) -> str:
+    """The next power of √2: as fine as it has to be to draw from."""
+    return "0.0" if ratio <= 0.0 else f"{min(2.0 ** (math.ceil(2.0 * math.log2(ratio)) / 2.0), 1e6):.3g}"
 
 
 def _compute(case: Case) -> TorchCompute:

@@ -1,5 +1,5 @@
 """How much of `trust` its tests hold: small changes to its code, one at a time, each of which should turn a test red (mutation testing, DeMillo, Lipton and
-Sayward 1978). Drawn anew by seed; run on a copy of the package, so nothing in the tree is touched.
+Sayward 1978). Drawn anew by seed, one of each module in turn and then from all together; run on a copy of the package, so nothing in the tree is touched.
 
 A change counts as noticed if a test fails, if nothing can be imported any more, or if the tests take more processor time than any honest run: a loop without
 an end. What a busy machine may be to blame for, such as too long a time by the clock, counts as not noticed.
@@ -12,7 +12,7 @@ import random
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -55,27 +55,46 @@ class Mutant:
 
 def run(options: Options) -> Result:
     """``rounds`` times 40 mutants drawn from all modules that have tests of their own."""
-    settings: Row = {"package": PACKAGE, "mutants_per_round": 2 if options.quick else PER_ROUND}
-    result = Result("mutants", "Changes to the policy that its tests notice", settings)
-    modules = {path.stem: path for path in sorted((ROOT / PACKAGE).glob("*.py")) if tests_of(path.stem)}
+    modules = {path.stem: path for path in sorted(folder_of(PACKAGE).glob("*.py")) if tests_of(PACKAGE, path.stem)}
     if options.quick:
         modules = {name: modules[name] for name in QUICK_MODULES}
-    everything = [mutant for name, path in modules.items() for mutant in mutants_of(name, path.read_text())]
-    with Trials(options, result.benchmark) as trials:
-        for number in range(options.rounds):
-            drawn = random.Random(number).sample(everything, min(settings["mutants_per_round"], len(everything)))
-            result.rounds += [trials.row(one) for one in drawn]
+    by_module = {name: list(mutants_of(name, path.read_text())) for name, path in modules.items()}
+    by_module = {name: found for name, found in by_module.items() if found}
+    settings: Row = {"package": PACKAGE, "mutants_per_round": 2 if options.quick else PER_ROUND, "modules": list(by_module)}
+    result = Result("mutants", "Changes to the policy that its tests notice", settings)
+    with Trials(options, result.benchmark, PACKAGE) as trials:
+        for one in drawn(by_module, options.rounds, settings["mutants_per_round"]):
+            result.rounds.append(trials.row(one))
     conclude(result)
     return result
 
 
-class Trials:
-    """Runs the tests of one change after the other, on a copy of the package, and keeps what they made of it. Ends with the block."""
+def drawn(by_module: Mapping[str, Sequence[Mutant]], rounds: int, per_round: int) -> Iterator[Mutant]:
+    """In each round one of every module first, as far as a round reaches, then from all that are left; the next round begins with the modules that had none."""
+    turn = 0
+    left = {name: random.Random(name).sample(found, len(found)) for name, found in by_module.items()}
+    for number in range(rounds):
+        names = list(left)
+        for name in [names[(turn + at) % len(names)] for at in range(min(per_round, len(names)))]:
+            if left[name]:
+                yield left[name].pop()
+        turn += min(per_round, len(names))
+        others = [(name, one) for name, found in left.items() for one in found]
+        for name, one in random.Random(number).sample(others, min(max(0, per_round - len(names)), len(others))):
+            left[name].remove(one)
+            yield one
 
-    def __init__(self, options: Options, benchmark: str) -> None:
+
+class Trials:
+    """Runs the tests of one change after the other, on a copy of the package, and keeps what they made of it. Ends with the block. ``package``: dotted; all of
+    what it lies in is copied.
+    """
+
+    def __init__(self, options: Options, benchmark: str, package: str) -> None:
+        self._package_name = package
         self._place, self._scratch = options.scratch / "mutant", options.scratch
         self._kept = Kept(options.kept and options.kept / f"{benchmark}.jsonl")
-        self._package = key_of(path.read_bytes() for path in sorted((ROOT / PACKAGE).glob("*.py")))
+        self._package = key_of(path.read_bytes() for path in sorted(folder_of(package).glob("*.py")))
         self._sound: set[str] = set()
         self._runner: ForkedTests | None = None
 
@@ -88,7 +107,7 @@ class Trials:
 
     def row(self, mutant: Mutant) -> Row:
         """What its tests made of a change; as they did before, where neither they nor the package are others. Raises InvariantBroken."""
-        tests = tests_of(mutant.module)
+        tests = tests_of(self._package_name, mutant.module)
         parts = (self._package, mutant.source, *(path.name for path in tests), *(path.read_text() for path in tests))
         return self._kept.row(key_of(part.encode() for part in parts), lambda: self._tried(mutant, tests))
 
@@ -108,11 +127,14 @@ class Trials:
     def _run(self, tests: list[Path], mutant: Mutant | None = None) -> tuple[int | None, str]:
         """How the tests end on a copy of the package with that change, and the first that fails."""
         shutil.rmtree(self._place, ignore_errors=True)
-        shutil.copytree(ROOT / PACKAGE, self._place / PACKAGE)  # and what was compiled: it goes by the time and size of each file
+        outermost = self._package_name.partition(".")[0]
+        shutil.copytree(
+            ROOT / outermost, self._place / outermost
+        )  # and what was compiled: it goes by the time and size of each file
         if mutant is not None:
-            (self._place / PACKAGE / f"{mutant.module}.py").write_text(mutant.source)
+            (self._place / Path(*self._package_name.split(".")) / f"{mutant.module}.py").write_text(mutant.source)
         if self._runner is None:
-            self._runner = ForkedTests(PACKAGE, self._scratch, cpu_s=TEST_CPU_S, wall_s=TEST_WALL_S)
+            self._runner = ForkedTests(outermost, self._scratch, cpu_s=TEST_CPU_S, wall_s=TEST_WALL_S)
         ending = self._runner.run(tests, self._place)
         failed = re.search(r"^(?:FAILED|ERROR) \S*?(tests/[^\s\[]+)", ending.output, re.MULTILINE)
         return ending.code, failed[1] if failed else ""
@@ -126,17 +148,40 @@ def conclude(result: Result) -> None:
     killed, total = sum(row["killed"] for row in result.rounds), len(result.rounds)
     result.ratios["mutants"] = total
     result.targets.append(Target("mutants killed", killed / total, WANTED, "", at_least=True))
+    modules = result.settings.get("modules")
+    untried = None if modules is None else len(set(modules) - set(result.medians))
+    result.targets.append(Target("modules of which none was drawn", untried, 0, "", at_least=False))
 
 
-def tests_of(module: str) -> list[Path]:
-    """Unit and property tests that import the module: its own first, then those that import least of the package, since they see most of it soonest."""
+def folder_of(package: str) -> Path:
+    """Where its modules lie."""
+    return ROOT.joinpath(*package.split("."))
+
+
+def tests_of(package: str, module: str) -> list[Path]:
+    """Unit and property tests that import the module: its own first, then those that import least of the package, since they see most of it soonest. Where
+    none does, those of the modules of its package that import it.
+    """
+    if found := _importing_tests(package, module):
+        return found
+    users = [path for path in sorted(folder_of(package).glob("*.py")) if imports(path.read_text(), package, module)]
+    return list(dict.fromkeys(test for path in users for test in _importing_tests(package, path.stem)))
+
+
+def _importing_tests(package: str, module: str) -> list[Path]:
     found = []
     for folder in ("unit", "property"):
         for path in (ROOT / "tests" / folder).glob("test_*.py"):
             text = path.read_text()
-            if f"from {PACKAGE}.{module} import" in text:
-                found.append((path.stem != f"test_{module}", text.count(f"from {PACKAGE}."), path))
+            if imports(text, package, module):
+                found.append((path.stem != f"test_{module}", text.count(f"from {package}."), path))
     return [path for *_, path in sorted(found)]
+
+
+def imports(text: str, package: str, module: str) -> bool:
+    """Whether a module with that text imports it, in either of the two ways."""
+    name = re.escape(package)
+    return re.search(rf"^from {name}(\.{module} import | import [^\n]*\b{module}\b)", text, re.MULTILINE) is not None
 
 
 def mutants_of(module: str, source: str) -> Iterator[Mutant]:

@@ -1,4 +1,5 @@
-"""Whether every refusal of `trust` is held by a test: each is left out in turn, and each part of one, and a test of its module has to turn red.
+"""Whether every refusal of `trust` and of the checks is held by a test: each is left out in turn, and each part of one, and a test of its module has to
+turn red.
 
 Nothing is drawn, other than for `benchmarks.mutants`, so one round says all. A refusal is an ``if`` that ends in ``raise``, ``return`` or ``continue``; a
 condition that is returned; a call that only checks; and an error put into the terms of the caller. Its parts are the sides of a refusing ``or``, those of an
@@ -13,10 +14,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from benchmarks.machine import ROOT
-from benchmarks.mutants import PACKAGE, QUICK_MODULES, Mutant, Trials, tests_of
+from benchmarks.mutants import Mutant, Trials, folder_of, tests_of
 from benchmarks.result import Options, Result, Target
 
+PACKAGES: Final = ("trust", "vnode.checks")
+QUICK_MODULES: Final = {"trust": "findings", "vnode.checks": "tolerances"}
 CHECKS: Final = ("check_", "_check", "_require", "_limit")
 """How functions are called that refuse."""
 UNNOTICED: Final = {
@@ -32,31 +34,41 @@ Removal = tuple[int, str, Callable[[], object]]
 
 def run(options: Options) -> Result:
     """Every refusal of the modules that have tests of their own; rounds change nothing."""
-    result = Result("refusals", f"Refusals of `{PACKAGE}` that no test would miss", {"package": PACKAGE})
-    modules = [path for path in sorted((ROOT / PACKAGE).glob("*.py")) if tests_of(path.stem)]
-    everything = [
-        one
-        for path in modules
-        if not options.quick or path.stem in QUICK_MODULES
-        for one in refusals_of(path.stem, path.read_text())
-    ]
-    with Trials(options, result.benchmark) as trials:
-        for number, one in enumerate(everything, start=1):
-            row = trials.row(one)
-            result.rounds.append(row)
-            print(f"  {number}/{len(everything)} {one.module}:{one.line}: {row['by'] or row['code']}", file=sys.stderr, flush=True)
+    result = Result(
+        "refusals",
+        "Refusals of `trust` and `vnode.checks` that no test notices when they are left out",
+        {"packages": list(PACKAGES)},
+    )
+    for package in PACKAGES:
+        modules = [path for path in sorted(folder_of(package).glob("*.py")) if tests_of(package, path.stem)]
+        everything = [
+            one
+            for path in modules
+            if not options.quick or path.stem == QUICK_MODULES[package]
+            for one in refusals_of(path.stem, path.read_text())
+        ]
+        with Trials(options, result.benchmark, package) as trials:
+            for number, one in enumerate(everything, start=1):
+                row = {"package": package, **trials.row(one)}
+                result.rounds.append(row)
+                told = f"{package}.{one.module}:{one.line}: {row['by'] or row['code']}"
+                print(f"  {number}/{len(everything)} {told}", file=sys.stderr, flush=True)
     conclude(result)
     return result
 
 
 def conclude(result: Result) -> None:
-    """By module, and all that nothing missed."""
-    for module in dict.fromkeys(row["module"] for row in result.rounds):
-        rows = [row for row in result.rounds if row["module"] == module]
-        result.medians[module] = {"refusals": len(rows), "missed": sum(row["killed"] for row in rows)}
-    unnoticed = [row for row in result.rounds if not row["killed"] and (row["module"], row["what"]) not in UNNOTICED]
+    """By module, and all whose absence no test noticed."""
+    for package in PACKAGES:
+        of_package = [row for row in result.rounds if row.get("package", PACKAGES[0]) == package]
+        for module in dict.fromkeys(row["module"] for row in of_package):
+            rows = [row for row in of_package if row["module"] == module]
+            noticed = sum(row["killed"] for row in rows)
+            result.medians[f"{package}.{module}"] = {"refusals": len(rows), "noticed": noticed, "unnoticed": len(rows) - noticed}
+        unnoticed = [row for row in of_package if not row["killed"] and (row["module"], row["what"]) not in UNNOTICED]
+        name = f"refusals of `{package}` that are left out and no test notices"
+        result.targets.append(Target(name, len(unnoticed) if of_package else None, 0, "", at_least=False))
     result.ratios["refusals"] = len(result.rounds)
-    result.targets.append(Target(f"refusals of `{PACKAGE}` that no test misses", len(unnoticed), 0, "", at_least=False))
     missed = {(row["module"], row["what"]) for row in result.rounds if not row["killed"]}
     result.notes += [f"{module}: {what}: {why}" for (module, what), why in UNNOTICED.items() if (module, what) in missed]
 
