@@ -147,10 +147,10 @@ def conclude(result: Result) -> None:
             rows = [row for row in result.rounds if (row["level"], row["smooth"]) == (level, smooth)]
             if rows:
                 result.medians[f"{level}, {'smooth' if smooth else 'with kinks'}"] = total(rows)
+    result.ratios["replay_by_width"] = by_width = dict[str, float]()
     for width in sorted({row["width"] for row in replays if row["case"] == WIDENED}):
-        result.medians[f"replay of {WIDENED}, width {width}"] = total(
-            [row for row in replays if (row["case"], row["width"]) == (WIDENED, width)]
-        )
+        found = total([row for row in replays if (row["case"], row["width"]) == (WIDENED, width)])
+        result.medians[f"replay of {WIDENED}, width {width}"], by_width[str(width)] = found, found["worst"]
     result.notes = _notes(result)
 
 
@@ -158,6 +158,7 @@ def _notes(result: Result) -> list[str]:
     apart = [
         f"{found['distinct_steps']} distinct steps on {found['machines']} machines ({name.removeprefix('replay, ')})"
         for name, found in result.ratios.items()
+        if "machines" in found
     ]
     return [
         "Cells are sums and the worst residual in units of its tolerance, not medians. A doubt (1 to 2) asks for a second opinion; a fault (above) accuses.",

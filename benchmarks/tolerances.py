@@ -105,7 +105,7 @@ def conclude(result: Result) -> None:
             label = f"{name}, {span} steps" if span else name
             result.medians[label] = {part: value for part in PARTS if (value := _worst(chosen, part)) is not None}
         result.ratios[name] = {"span_steps": row["span_steps"], "worst_part": _worst_part(row)}
-    result.ratios["growth with inputs"] = growth(result.rounds)
+    result.ratios["growth_with_inputs"] = growth(result.rounds)
     steps = {f"honest_steps_{width}": _num_steps(result.rounds, width) for width in (64, 1024)}
     result.ratios["checked"] = steps
     result.ratios["held out"] = held = held_out(result.rounds, result.settings)

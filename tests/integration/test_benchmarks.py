@@ -320,6 +320,10 @@ def test_attackers_are_found_out_and_the_job_ends(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_cost_of_audits_falls_with_the_record(tmp_path: Path) -> None:
     document = run_short("audit_cost", tmp_path)
+    bundles = [row for row in document["rounds"] if "bundle_bytes" in row]
+    assert any(row["anchors_bytes"] for row in bundles)
+    assert any(row["between_bytes"] for row in bundles)
+    assert all(row["bundle_bytes"] > row["frames_bytes"] == row["in_bytes"] + row["out_bytes"] for row in bundles)
     curve = [document["ratios"][f"after_{passes}_passes"]["rate"] for passes in document["settings"]["passes"]]
     assert curve[0] == 1.0
     assert curve == sorted(curve, reverse=True)
@@ -343,7 +347,7 @@ def test_changes_to_the_policy_are_noticed_by_its_tests(tmp_path: Path) -> None:
 def test_a_refusal_that_is_left_out_is_missed_by_a_test(tmp_path: Path) -> None:
     document = run_short("refusals", tmp_path)
     assert len(document["rounds"]) > 3
-    assert [target["met"] for target in document["targets"]] == [True]
+    assert [target["met"] for target in document["targets"]] == [True, True]
 
 
 def test_each_refusal_and_each_part_of_one_is_left_out_once() -> None:
