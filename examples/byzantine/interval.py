@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -132,7 +132,7 @@ def make_interval(work: Work, accused: Party, sender: Party | None = None, behav
 
 
 def _step(
-    work: Work, claim: Claim, index: int, states: dict[int, str], replica: str, sender: Party | None,
+    work: Work, claim: Claim, index: int, states: Mapping[int, str], replica: str, sender: Party | None,
     parts: list[tuple[model_pb2.EvidencePart, bytes]],
 ) -> model_pb2.Step:  # fmt: skip
     claimed = claim.steps[index]
@@ -142,6 +142,7 @@ def _step(
     parts.append((_part(model_pb2.EVIDENCE_KIND_OUTPUT, entry=index, batch=batch), bytes(sent.payload)))
     if sender is not None:
         for port, array in enumerate(claimed.inputs):
+            assert not callable(array), "an entry of this house holds its inputs"
             part, data, digest = _frame(work, index, batch, port, array, replica, sender)
             parts.append((part, data))
             inputs.append(digest)
