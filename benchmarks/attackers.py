@@ -26,7 +26,7 @@ MAX_ROUNDS: Final = 20000
 WORSE: Final = 0.03
 """Of the loss, for the mean and for nineteen of twenty seeds."""
 RARE_AT_FLOOR: Final = 100.0
-"""Wrong steps in intervals drawn at the floor, by who cheats rarely: without them that threat is not in it."""
+"""Wrong steps in intervals drawn near the floor, by who cheats rarely: without them that threat is not in it."""
 HONEST: Final = ROOT / "benchmarks" / "results" / "honest.json"
 """What machines find of each other's honest work."""
 
@@ -87,7 +87,7 @@ def conclude(result: Result) -> None:
         Target("honest PNodes quarantined", total["honest_quarantined"] / total["honest"], 0.001, "of all honest", at_least=False),
         Target("bad steps that stay / bad steps that are shown", result.ratios["kept_of_shown"], 1.0, "", at_least=False),
         Target("bad steps offered", float(total["bad_offered"]), 3e4, "steps", at_least=True),
-        Target("of them at the floor, by who cheats rarely", total.get("rare_at_floor"), RARE_AT_FLOOR, "steps", at_least=True),
+        Target("of them near the floor, by who cheats rarely", total.get("rare_at_floor"), RARE_AT_FLOOR, "steps", at_least=True),
         Target("right intervals that attackers faulted", total.get("slanders"), 1.0, "intervals", at_least=True),
     ]
     result.notes.append(

@@ -58,6 +58,8 @@ SLANDERERS: Final = 0.5
 """Of attackers; as often each of them slanders, where it audits."""
 CODEC: Final = "raw"
 FLOORS: Final = floors_of(0.0)
+NEAR_FLOOR: Final = 1.2
+"""Times the lowest rate: a record of 400 audits fades a little while a job lasts."""
 REGISTRY: Final = default_registry()
 
 
@@ -88,7 +90,7 @@ class Figures:
     late: int = 0
     """Spared intervals drawn late, since their PNode was found out."""
     at_floor: int = 0
-    """Intervals that were drawn at the lowest rate."""
+    """Intervals that were drawn near the lowest rate."""
     rare_at_floor: int = 0
     """Wrong steps that were offered in such, by who cheats rarely."""
     slanders: int = 0
@@ -216,7 +218,7 @@ class World:
         self._ledger = Ledger(lines, {**self._ledger.intervals, name: interval})
         self._told.append(Told(node.name, name, verdict, self._now_s, self._now_s, "", len(done)))
         node.life.append(Drawn(len(batches), p))
-        if p <= FLOORS.untrusted:
+        if p <= NEAR_FLOOR * FLOORS.untrusted:
             self.figures.at_floor += 1
             self.figures.rare_at_floor += num_bad if node.often == RARELY else 0
         self._bad[name] = num_bad

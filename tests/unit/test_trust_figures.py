@@ -93,7 +93,7 @@ def test_two_bad_seeds_of_twenty_are_seen_where_the_median_is_good() -> None:
     found = met(attackers, rows)
     assert found["loss with attackers against without, median of seeds"]
     assert not found["loss with attackers against without, 95th percentile of seeds"]
-    assert not met(attackers, [one | {"rare_at_floor": 0} for one in rows])["of them at the floor, by who cheats rarely"]
+    assert not met(attackers, [one | {"rare_at_floor": 0} for one in rows])["of them near the floor, by who cheats rarely"]
     assert not met(attackers, [one | {"slanders": 0} for one in rows])["right intervals that attackers faulted"]
 
 
