@@ -16,7 +16,7 @@ from dcnr.v1 import identity_pb2, membership_pb2
 from membership.agreeing import Agreeing
 from membership.gossip import View
 from membership.network_time import NetworkTime
-from membership.partners import Partners
+from membership.partners import Asked, Partners
 from membership.seeking import Seeker
 from trust.records import VerifiedAdvert
 
@@ -53,30 +53,25 @@ class Exchanges:
         if not free:
             return
         entries = [str(entry) for entry in self._seeker.entries_for_others()]
-        known, stretch = self._view.known(self._rng)
-        request = membership_pb2.ExchangeRequest(
-            adverts=self._view.news(), known=known, known_from=stretch.first, known_before=stretch.before, bootstrap=entries,
-            suspects=self._view.push_suspects(),
-        )  # fmt: skip
-        await asyncio.wait([self._begin(group, partner, request) for partner in free], timeout=PATIENCE_S)
+        same = membership_pb2.ExchangeRequest(adverts=self._view.news(), bootstrap=entries, suspects=self._view.push_suspects())
+        asked = zip(free, self._view.known(self._rng, len(free)), strict=True)
+        await asyncio.wait([self._begin(group, partner, Asked(same, known)) for partner, known in asked], timeout=PATIENCE_S)
 
     async def last(self, chosen: Sequence[VerifiedAdvert]) -> None:
         """A round of which every exchange is waited for."""
         async with asyncio.TaskGroup() as group:
             await self.round(group, chosen)
 
-    def _begin(
-        self, group: asyncio.TaskGroup, partner: VerifiedAdvert, request: membership_pb2.ExchangeRequest
-    ) -> asyncio.Task[None]:
+    def _begin(self, group: asyncio.TaskGroup, partner: VerifiedAdvert, asked: Asked) -> asyncio.Task[None]:
         self._under_way.add(partner.node_id)
-        task = group.create_task(self._exchange(partner, request), name=f"exchange {partner.node_id}")
+        task = group.create_task(self._exchange(partner, asked), name=f"exchange {partner.node_id}")
         task.add_done_callback(lambda done: self._under_way.discard(partner.node_id))
         return task
 
-    async def _exchange(self, partner: VerifiedAdvert, request: membership_pb2.ExchangeRequest) -> None:
+    async def _exchange(self, partner: VerifiedAdvert, asked: Asked) -> None:
         own = self._view.own
         try:
-            response = await self._partners.exchange(partner, request, own.envelope if own is not None else None)
+            response = await self._partners.exchange(partner, asked, own.envelope if own is not None else None)
         except DcnrError as error:
             self._view.failed(partner.node_id, self._time.monotonic())
             self._told.silent(partner.node_id)

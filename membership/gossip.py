@@ -22,13 +22,13 @@ from dcnr.limits import ADVERT_LIFETIME_S, MAX_ADVERTS_PER_EXCHANGE, MAX_CLOCK_S
 from dcnr.ports import Random
 from dcnr.v1 import identity_pb2, membership_pb2
 from membership.circle import Circle
+from membership.known import SALT_BYTES, Known, Order
 from membership.ring import WHOLE, Stretch
 from trust.addresses import ip_of, public_subnet, split_address
 from trust.records import VerifiedAdvert, open_advert
 
 MAX_PNODES: Final = 256
-MAX_KNOWN_PER_EXCHANGE: Final = 1024
-KNOWN_AT_ONCE: Final = 48
+KNOWN_AT_ONCE: Final = 32
 """Nodes in what one exchange says is known: the next one speaks of another stretch, so that its size does not grow with the view."""
 MAX_GONE: Final = 4096
 MAX_FAREWELLS: Final = 64
@@ -103,15 +103,15 @@ class View:
         self._own_id, self._network_id, self._is_orchestrator = own_id, network_id, is_orchestrator
         self._salt, self._max_pnodes = salt, max_pnodes
         self._adverts: dict[str, VerifiedAdvert] = {}
-        self._gone: OrderedDict[str, tuple[tuple[int, int], float]] = OrderedDict()
+        self._gone: OrderedDict[str, tuple[Order, float]] = OrderedDict()
         self._rumours: OrderedDict[str, int] = OrderedDict()
         self._farewells: OrderedDict[str, tuple[VerifiedAdvert, int]] = OrderedDict()
-        self._suspects: OrderedDict[str, tuple[tuple[int, int], int]] = OrderedDict()
+        self._suspects: OrderedDict[str, tuple[Order, int]] = OrderedDict()
         self._trouble: dict[str, _Trouble] = {}
-        self._circle = Circle()
+        self._circle, self._num_told = Circle(), 0
         self.own: VerifiedAdvert | None = None
         self._own_exchanges = 0
-        self.own_seen: tuple[int, int] = (0, 0)
+        self.own_seen: Order = (0, 0)
         """Highest order under which an advert of our own came back to us: after a lost disk it may be above ours."""
         self.num_refused: Counter[str] = Counter()
 
@@ -125,7 +125,7 @@ class View:
         advert = self.own if node_id == self._own_id else self._adverts.get(node_id)
         return advert if advert is not None and advert.expires_wall > now_wall else None
 
-    def gone(self, node_id: str) -> tuple[int, int] | None:
+    def gone(self, node_id: str) -> Order | None:
         """The order of the last advert of a node that left, died or expired lately; None for one that is here or was never heard of."""
         known = self._gone.get(node_id)
         return known[0] if known is not None else None
@@ -134,26 +134,34 @@ class View:
         """All other nodes, by id."""
         return [self._adverts[node_id] for node_id in sorted(self._adverts)]
 
-    def known(self, rng: Random) -> tuple[list[membership_pb2.KnownNode], Stretch]:
-        """What we have on some stretch of the ring of ids, in short, for an exchange; also of nodes that are gone, so that nobody sends their adverts again."""
+    def known(self, rng: Random, count: int = 1) -> list[Known]:
+        """What ``count`` exchanges of a round say that we have, each on another stretch of the ring of ids; also of nodes that are gone, so that nobody sends
+        their adverts again. A full view has room for one more in the first of them, so that its sample goes on being drawn, and for none in the others: what
+        was crowded out would be given, verified and crowded out again each time.
+        """
         orders = {node_id: order for node_id, (order, _) in list(self._gone.items())[-MAX_SUSPECTS:]}
         orders.update((a.node_id, a.order) for a in [*self._adverts.values(), *([self.own] if self.own else [])])
-        ids, stretch = sorted(orders), WHOLE
-        if len(ids) > KNOWN_AT_ONCE:
-            [at] = rng.sample(range(len(ids)), 1)
-            *ids, before = (ids[at:] + ids[:at])[: KNOWN_AT_ONCE + 1]
-            stretch = Stretch(ids[0], before)
-        short = [
-            membership_pb2.KnownNode(node_id=node_id, incarnation=orders[node_id][0], sequence=orders[node_id][1])
-            for node_id in ids
-        ]
-        return short, stretch
+        room = self._max_pnodes - sum(not a.is_orchestrator for a in self._adverts.values())
+        rooms = [max(room, 1 if number == 0 else 0) for number in range(count)]
+        ids = sorted(orders)
+        if len(ids) <= KNOWN_AT_ONCE:
+            return [Known(orders, WHOLE, room, self._next_salt()) for room in rooms]
+        [at] = rng.sample(range(len(ids)), 1)
+        told = []
+        for room in rooms:
+            ids, at = ids[at:] + ids[:at], KNOWN_AT_ONCE
+            stretch = Stretch(ids[0], ids[KNOWN_AT_ONCE])
+            told.append(Known({node_id: orders[node_id] for node_id in ids[:KNOWN_AT_ONCE]}, stretch, room, self._next_salt()))
+        return told
 
     # Taking in
 
     def set_own(self, envelope: identity_pb2.Envelope, now_wall: float) -> VerifiedAdvert:
         """Our own advert from now on; news for others. Raises InvalidInput if it is not ours or not newer."""
-        advert = open_advert(envelope, network_id=self._network_id, now_wall=now_wall)
+        return self.set_own_verified(open_advert(envelope, network_id=self._network_id, now_wall=now_wall))
+
+    def set_own_verified(self, advert: VerifiedAdvert) -> VerifiedAdvert:
+        """As `set_own`."""
         if advert.node_id != self._own_id or (self.own is not None and advert.order <= self.own.order):
             raise InvalidInput("the own advert is not newer", code="bad_advert")
         self.own, self._own_exchanges = advert, RUMOUR_EXCHANGES
@@ -214,7 +222,7 @@ class View:
             self._gone.popitem(last=False)
         return events
 
-    def bury(self, node_id: str, order: tuple[int, int], now_wall: float) -> list[GossipEvent]:
+    def bury(self, node_id: str, order: Order, now_wall: float) -> list[GossipEvent]:
         """Drops a PNode that a probe found dead in the life of that advert; any newer advert brings it back. Others hear of the suspicion.
 
         Orchestrators stay until their adverts expire: who forgets where they were does not find them when they are back.
@@ -294,17 +302,22 @@ class View:
         return own + [self._adverts[node_id].envelope for node_id in chosen]
 
     def news_for(
-        self, known: Sequence[membership_pb2.KnownNode], rng: Random, now_wall: float, limit: int = MAX_ADVERTS_PER_EXCHANGE,
-        within: Stretch = WHOLE,
-    ) -> list[identity_pb2.Envelope]:  # fmt: skip
-        """What somebody who has ``known`` lacks of that stretch: orchestrators first, then our own advert, then others at random."""
-        theirs = {k.node_id: (k.incarnation, k.sequence) for k in known[:MAX_KNOWN_PER_EXCHANGE]}
+        self, known: Known, rng: Random, now_wall: float, limit: int = MAX_ADVERTS_PER_EXCHANGE
+    ) -> list[identity_pb2.Envelope]:
+        """What somebody who has ``known`` lacks of that stretch: orchestrators first, then our own advert, then others at random; of PNodes that are unknown
+        there no more than there is room for, drawn at random from all.
+        """
         adverts = [a for a in self.members() if a.expires_wall > now_wall]
         if self.own is not None and self.own.expires_wall > now_wall:
             adverts.insert(0, self.own)
-        lacking = [a for a in adverts if a.node_id in within and theirs.get(a.node_id, (-1, -1)) < a.order]
+        theirs = {a.node_id: known.order_of(a.node_id) for a in adverts if a.node_id in known.stretch}
+        lacking = [a for a in adverts if a.node_id in theirs and (theirs[a.node_id] or (-1, -1)) < a.order]
+        unknown = [a.node_id for a in lacking if theirs[a.node_id] is None and not a.is_orchestrator]
+        too_many = max(0, len(unknown) - known.room) if known.room is not None else 0
+        left_out = set(rng.sample(unknown, too_many))
+        lacking = [a for a in lacking if a.node_id not in left_out]
         first = [a for a in lacking if a.is_orchestrator] + [a for a in lacking if a is self.own and not a.is_orchestrator]
-        rest = [a for a in lacking if a not in first]
+        rest = [a for a in lacking if not a.is_orchestrator and a is not self.own]
         return [a.envelope for a in (first + rng.sample(rest, len(rest)))[:limit]]
 
     def check(self) -> None:
@@ -355,6 +368,10 @@ class View:
         self._gone.move_to_end(advert.node_id)
         if len(self._gone) > MAX_GONE:
             self._gone.popitem(last=False)
+
+    def _next_salt(self) -> bytes:
+        self._num_told += 1
+        return hashlib.blake2b(str(self._num_told).encode(), key=self._salt, digest_size=SALT_BYTES).digest()
 
     def _rank(self, node_id: str) -> bytes:
         return hashlib.sha256(self._salt + bytes.fromhex(check_node_id(node_id))).digest()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Final
 
 from dcnr.errors import DcnrError, TimedOut
@@ -13,6 +14,7 @@ from dcnr.limits import MAX_ADVERTS_PER_EXCHANGE
 from dcnr.rpc.connection import Connection, Metadata
 from dcnr.rpc.dialer import Dialer
 from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
+from membership.known import Known
 from membership.network_time import NetworkTime, Said
 from trust.records import VerifiedAdvert
 
@@ -20,6 +22,14 @@ MAX_PARTNERS: Final = 16
 EXCHANGE_TIMEOUT_S: Final = 4.0
 """Connecting included."""
 PROBE_TIMEOUT_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Of an exchange: what all partners of a round are told alike, and what this one is told that we have."""
+
+    same: membership_pb2.ExchangeRequest
+    known: Known
 
 
 class Partners:
@@ -33,11 +43,13 @@ class Partners:
         """Calls to a partner that are under way or about to begin."""
         self._introduced: dict[str, Metadata] = {}
         """In which session a partner was last given our advert."""
+        self._reading: dict[str, Metadata] = {}
+        """In which session a partner said that it reads what is known briefly."""
         self.observed_address = ""
         """Our address as the last partner saw it."""
 
     async def exchange(
-        self, partner: VerifiedAdvert, request: membership_pb2.ExchangeRequest, own: identity_pb2.Envelope | None = None
+        self, partner: VerifiedAdvert, asked: Asked, own: identity_pb2.Envelope | None = None
     ) -> membership_pb2.ExchangeResponse:
         """One exchange within `EXCHANGE_TIMEOUT_S`; in the first one of each session our ``own`` advert goes with it: a partner that began anew may know
         nobody whom it could ask. Raises the partner's error, or Unavailable.
@@ -46,8 +58,7 @@ class Partners:
             async with asyncio.timeout(EXCHANGE_TIMEOUT_S), self._lent(partner) as connection:
                 stub = membership_pb2_grpc.MembershipServiceStub(connection.channel)
                 session = await connection.fresh_metadata()  # before the time is taken
-                if own is not None and self._introduced.get(partner.node_id) != session:
-                    request = _with_advert(request, own)
+                request = self._request(partner, session, asked, own)
                 asked_s = self._time.monotonic()
                 response = await connection.call(stub.Exchange, request, EXCHANGE_TIMEOUT_S)
                 said = Said(response.time_unix_ms / 1000, asked_s, self._time.monotonic())
@@ -59,9 +70,22 @@ class Partners:
             raise
         if partner.node_id in self._connections:
             self._introduced[partner.node_id] = session
+            if response.reads_briefly:
+                self._reading[partner.node_id] = session
         self._time.heard(partner.node_id, said)
         self.observed_address = connection.observed_address
         return response
+
+    def _request(
+        self, partner: VerifiedAdvert, session: Metadata, asked: Asked, own: identity_pb2.Envelope | None
+    ) -> membership_pb2.ExchangeRequest:
+        request = membership_pb2.ExchangeRequest()
+        request.CopyFrom(asked.same)
+        asked.known.put_into(request, briefly=self._reading.get(partner.node_id) == session)
+        if own is not None and self._introduced.get(partner.node_id) != session and own not in request.adverts:
+            del request.adverts[MAX_ADVERTS_PER_EXCHANGE - 1 :]
+            request.adverts.append(own)
+        return request
 
     async def probe(self, helper: VerifiedAdvert, request: membership_pb2.ProbeRequest) -> membership_pb2.ProbeResponse:
         """What a partner finds out about a third node. Raises the partner's error, or Unavailable."""
@@ -126,16 +150,6 @@ class Partners:
     async def _drop(self, node_id: str) -> None:
         connection = self._connections.pop(node_id, None)
         self._introduced.pop(node_id, None)
+        self._reading.pop(node_id, None)
         if connection is not None:
             await connection.close()
-
-
-def _with_advert(request: membership_pb2.ExchangeRequest, own: identity_pb2.Envelope) -> membership_pb2.ExchangeRequest:
-    """The same request with that advert among the others, which are no more than may be."""
-    if own in request.adverts:
-        return request
-    more = membership_pb2.ExchangeRequest()
-    more.CopyFrom(request)
-    del more.adverts[MAX_ADVERTS_PER_EXCHANGE - 1 :]
-    more.adverts.append(own)
-    return more

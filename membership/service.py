@@ -15,12 +15,12 @@ from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.guard import caller_of, peer_of
 from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
 from membership.bootstrap import Entry
-from membership.gossip import MAX_KNOWN_PER_EXCHANGE, View
+from membership.gossip import View
+from membership.known import NOTHING, Known
 from membership.network_time import NetworkTime
 from membership.reach_desk import ReachDesk
 from membership.relay_desk import RelayDesk
 from membership.relay_streams import CallStream
-from membership.ring import Stretch
 from trust.in_force import InForce
 from trust.rates import Rate, TokenBuckets
 from trust.records import VerifiedAdvert
@@ -86,7 +86,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         return membership_pb2.JoinResponse(
             network_document=policy.envelope,
             document_history=policy.history[:-1],
-            adverts=self._gossip.view.news_for([], self._rng, self._time.wall()),
+            adverts=self._gossip.view.news_for(NOTHING, self._rng, self._time.wall()),
             observed_address=caller.address,
             time_unix_ms=int(self._clock.wall() * 1000),
         )
@@ -95,14 +95,9 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         """Takes the caller's news and answers with what it lacks."""
         self._limit(self._exchanges, peer_of(context).node_id)
         self._limit(self._subnet_exchanges, caller_of(context).subnet)
-        if (
-            len(request.adverts) > MAX_ADVERTS_PER_EXCHANGE
-            or len(request.known) > MAX_KNOWN_PER_EXCHANGE
-            or len(request.bootstrap) > MAX_BOOTSTRAP_ENTRIES
-        ):
-            raise InvalidInput("more adverts, nodes or entries than an exchange may hold", code="exchange_too_large")
-        stretch = Stretch(request.known_from, request.known_before)
-        lacking = self._gossip.view.news_for(request.known, self._rng, self._time.wall(), within=stretch)
+        if len(request.adverts) > MAX_ADVERTS_PER_EXCHANGE or len(request.bootstrap) > MAX_BOOTSTRAP_ENTRIES:
+            raise InvalidInput("more adverts or entries than an exchange may hold", code="exchange_too_large")
+        lacking = self._gossip.view.news_for(Known.told(request), self._rng, self._time.wall())
         self._gossip.take(request.adverts)
         self._gossip.hear_of(request.bootstrap, caller_of(context).subnet)
         self._gossip.suspect(request.suspects)
@@ -112,6 +107,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
             bootstrap=[str(entry) for entry in self._gossip.entries()[:MAX_BOOTSTRAP_ENTRIES]],
             time_unix_ms=int(self._clock.wall() * 1000),
             document_version=self._gossip.network.version,
+            reads_briefly=True,
         )
 
     async def Document(self, request: membership_pb2.DocumentRequest, context: Any) -> membership_pb2.DocumentResponse:

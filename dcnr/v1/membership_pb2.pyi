@@ -616,6 +616,44 @@ class KnownNode(_message.Message):
 Global___KnownNode: _TypeAlias = KnownNode  # noqa: Y015
 
 @_typing.final
+class KnownBriefly(_message.Message):
+    """The same in a few bytes, for partners that say that they read it: of each node its mark and two numbers, in the same order. At most 1024 nodes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SALT_FIELD_NUMBER: _builtins.int
+    MARKS_FIELD_NUMBER: _builtins.int
+    INCARNATIONS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    salt: _builtins.bytes
+    """8 bytes, drawn anew for each exchange"""
+    marks: _builtins.bytes
+    """of each node 4 bytes: BLAKE2b of its id's 40 characters, keyed with the salt"""
+    @_builtins.property
+    def incarnations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """newest known"""
+
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """newest known"""
+
+    def __init__(
+        self,
+        *,
+        salt: _builtins.bytes = ...,
+        marks: _builtins.bytes = ...,
+        incarnations: _abc.Iterable[_builtins.int] | None = ...,
+        sequences: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnations", b"incarnations", "marks", b"marks", "salt", b"salt", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KnownBriefly: _TypeAlias = KnownBriefly  # noqa: Y015
+
+@_typing.final
 class ExchangeRequest(_message.Message):
     """Push-pull of adverts."""
 
@@ -627,10 +665,14 @@ class ExchangeRequest(_message.Message):
     SUSPECTS_FIELD_NUMBER: _builtins.int
     KNOWN_FROM_FIELD_NUMBER: _builtins.int
     KNOWN_BEFORE_FIELD_NUMBER: _builtins.int
+    KNOWN_BRIEFLY_FIELD_NUMBER: _builtins.int
+    ROOM_FIELD_NUMBER: _builtins.int
     known_from: _builtins.str
     """the stretch begins with this id; empty, as known_before then is: it is the whole ring"""
     known_before: _builtins.str
     """and ends before this one"""
+    room: _builtins.int
+    """at most so many of the answer's adverts may be of PNodes that are not among the known: more would find no room; absent: any number"""
     @_builtins.property
     def adverts(self) -> _containers.RepeatedCompositeFieldContainer[_identity_pb2.Envelope]:
         """news for the callee; at most 64"""
@@ -647,6 +689,10 @@ class ExchangeRequest(_message.Message):
     def suspects(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownNode]:
         """PNodes that the caller found dead lately, in the life it knew; at most 16. Never believed: a reason to probe them oneself"""
 
+    @_builtins.property
+    def known_briefly(self) -> Global___KnownBriefly:
+        """instead of known"""
+
     def __init__(
         self,
         *,
@@ -656,12 +702,16 @@ class ExchangeRequest(_message.Message):
         suspects: _abc.Iterable[Global___KnownNode] | None = ...,
         known_from: _builtins.str = ...,
         known_before: _builtins.str = ...,
+        known_briefly: Global___KnownBriefly | None = ...,
+        room: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_room", b"_room", "known_briefly", b"known_briefly", "room", b"room"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adverts", b"adverts", "bootstrap", b"bootstrap", "known", b"known", "known_before", b"known_before", "known_from", b"known_from", "suspects", b"suspects"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_room", b"_room", "adverts", b"adverts", "bootstrap", b"bootstrap", "known", b"known", "known_before", b"known_before", "known_briefly", b"known_briefly", "known_from", b"known_from", "room", b"room", "suspects", b"suspects"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__room: _TypeAlias = _typing.Literal["room"]  # noqa: Y015
+    _WhichOneofArgType__room: _TypeAlias = _typing.Literal["_room", b"_room"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__room) -> _WhichOneofReturnType__room | None: ...
 
 Global___ExchangeRequest: _TypeAlias = ExchangeRequest  # noqa: Y015
 
@@ -676,10 +726,13 @@ class ExchangeResponse(_message.Message):
     TIME_UNIX_MS_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
     DOCUMENT_VERSION_FIELD_NUMBER: _builtins.int
+    READS_BRIEFLY_FIELD_NUMBER: _builtins.int
     time_unix_ms: _builtins.int
     """wall clock, for network time"""
     document_version: _builtins.int
     """newest version of the network document that the callee has; 0: not told"""
+    reads_briefly: _builtins.bool
+    """the callee reads known_briefly, in this session"""
     @_builtins.property
     def adverts(self) -> _containers.RepeatedCompositeFieldContainer[_identity_pb2.Envelope]:
         """newer than, or absent from, what the caller has on its stretch; at most 64"""
@@ -700,10 +753,11 @@ class ExchangeResponse(_message.Message):
         time_unix_ms: _builtins.int = ...,
         suspects: _abc.Iterable[Global___KnownNode] | None = ...,
         document_version: _builtins.int = ...,
+        reads_briefly: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adverts", b"adverts", "bootstrap", b"bootstrap", "document_version", b"document_version", "suspects", b"suspects", "time_unix_ms", b"time_unix_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adverts", b"adverts", "bootstrap", b"bootstrap", "document_version", b"document_version", "reads_briefly", b"reads_briefly", "suspects", b"suspects", "time_unix_ms", b"time_unix_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,6 +12,7 @@ from dcnr.ids import NodeId
 from dcnr.limits import MAX_ADVERTS_PER_EXCHANGE
 from dcnr.v1 import identity_pb2, membership_pb2
 from membership.gossip import KNOWN_AT_ONCE, RUMOUR_EXCHANGES, Gone, GoneReason, Joined, Updated, View
+from membership.known import NOTHING
 from membership.network_time import NetworkTime
 from trust.identity import NodeKey
 from trust.records import VerifiedAdvert, make_advert
@@ -85,8 +86,8 @@ def test_everybody_learns_everything_by_exchanges(seed: int, count: int) -> None
         for here in views:
             for partner in here.partners(rng, 1, 0.0):
                 there = next(v for v in views if v.own is not None and v.own.node_id == partner.node_id)
-                known, stretch = here.known(rng)
-                answer = there.news_for(known, rng, NOW, within=stretch)
+                [known] = here.known(rng)
+                answer = there.news_for(known, rng, NOW)
                 there.offer_all(here.news(), NOW)
                 here.offer_all(answer, NOW)
                 here.check()
@@ -202,13 +203,11 @@ def test_exchanges_speak_of_a_stretch_of_bounded_size_and_of_everything_in_turn(
         here.believe(verified(number + 1, "10.0.0.1:1"), NOW)
         there.believe(verified(number + 1, "10.0.0.1:1", sequence=2 if number < newer else 1), NOW)
     for _ in range(200):
-        known, stretch = here.known(rng)
-        assert len(known) == min(KNOWN_AT_ONCE, count)
-        assert all(one.node_id in stretch for one in known)
-        lacking = {(a.node_id, a.order[1]) for a in there.members() if a.node_id in stretch} - {
-            (k.node_id, k.sequence) for k in known
-        }
-        answer = there.news_for(known, rng, NOW, within=stretch)
+        [known] = here.known(rng)
+        assert len(known.orders) == min(KNOWN_AT_ONCE, count)
+        assert all(node_id in known.stretch for node_id in known.orders)
+        lacking = {(a.node_id, a.order) for a in there.members() if a.node_id in known.stretch} - set(known.orders.items())
+        answer = there.news_for(known, rng, NOW)
         assert len(answer) == min(len(lacking), MAX_ADVERTS_PER_EXCHANGE)
         for envelope in answer:
             message = membership_pb2.Advert.FromString(envelope.payload)
@@ -226,8 +225,8 @@ def test_who_says_the_same_for_longer_is_no_news_to_push() -> None:
     for envelope, is_pushed in ((first, True), (renewed, False), (moved, True)):
         here.offer(envelope, NOW + 2)
         assert [envelope in here.news() for _ in range(RUMOUR_EXCHANGES)] == [is_pushed] * RUMOUR_EXCHANGES
-        known, stretch = there.known(random.Random(1))
-        assert here.news_for(known, random.Random(1), NOW + 2, within=stretch) == [envelope], "who asks is given it"
+        [known] = there.known(random.Random(1))
+        assert here.news_for(known, random.Random(1), NOW + 2) == [envelope], "who asks is given it"
 
 
 def test_the_own_advert_is_news_for_a_few_rounds_and_again_when_it_changes() -> None:
@@ -235,7 +234,7 @@ def test_the_own_advert_is_news_for_a_few_rounds_and_again_when_it_changes() -> 
     for order in ((1, 2), (1, 3)):
         own = here.set_own(advert(KEYS[3], order), NOW).envelope
         assert [own in here.news() for _ in range(RUMOUR_EXCHANGES + 3)] == [True] * RUMOUR_EXCHANGES + [False] * 3
-    assert own in here.news_for([], random.Random(1), NOW), "who lacks it is given it all the same"
+    assert own in here.news_for(NOTHING, random.Random(1), NOW), "who lacks it is given it all the same"
 
 
 def test_partners_that_fail_are_left_alone_for_a_while() -> None:
