@@ -64,8 +64,8 @@ class MembershipSettings:
 
     exchange_s: float = 1.5
     num_partners: int = 2
-    advert_lifetime_s: float = 180.0
-    advert_renew_s: float = 60.0
+    advert_lifetime_s: float = 300.0
+    advert_renew_s: float = 120.0
     document_s: float = 60.0
     """How often an orchestrator is asked for a newer network document."""
     cache_s: float = 30.0
@@ -299,8 +299,10 @@ class Membership:
             now = self._time.monotonic()
             if not self._time.is_unsure:
                 self._tell(self._view.expire(self._time.wall()))
-            if now >= self._renew_at or not -MISDATED_S < self._own_age_s() < self._settings.advert_renew_s + MISDATED_S:
+            if not -MISDATED_S < self._own_age_s() < self._settings.advert_renew_s + MISDATED_S:
                 self._issue()
+            elif now >= self._renew_at:
+                self._renew()
             await self._exchanges.round(group, self._view.partners(self._rng, self._settings.num_partners, now))
             self._seeker.save_what_is_due()
             await asyncio.sleep(MIN_PAUSE_S)
@@ -322,13 +324,17 @@ class Membership:
     # Small parts
 
     def _issue(self, lifetime_s: float | None = None) -> None:
-        """Makes the next advert of our own the one that others hear of."""
+        """Makes the next advert of our own the one that others hear of, in the directory too."""
+        self._renew(lifetime_s)
+        self._publisher.advert_changed()
+
+    def _renew(self, lifetime_s: float | None = None) -> None:
+        """As `_issue`, where it says the same for longer: what the directory keeps of it lives for longer than that, and is published again in its own time."""
         self._own.rise_above(self._view.own_seen)
         envelope = self._own.make(self._time.wall(), lifetime_s or self._settings.advert_lifetime_s)
         self._view.set_own(envelope, self._time.wall())
         self._issued_at = self._time.monotonic()
         self._renew_at = self._issued_at + self._settings.advert_renew_s * self._rng.uniform(0.75, 1.0)
-        self._publisher.advert_changed()
         self._wake.set()
 
     def _presented(self) -> Presented:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
+import pytest
 from town_rig import Node, Town, in_town, until
 
 from dcnr.testing import free_ports
 from dcnr.v1 import membership_pb2
 from membership.node import MembershipSettings
+from membership.service import MembershipServicer
 
 RARELY = MembershipSettings(exchange_s=0.3, document_s=3600.0)
 """Nobody is asked but by gossip, and no oftener than partners answer for long."""
@@ -56,5 +59,52 @@ def test_who_is_silent_keeps_nobody_from_hearing_of_a_change() -> None:
         began = time.monotonic()
         await until(lambda: told(first).software == "9.9", "nobody heard of it")
         assert time.monotonic() - began < 3.5, "s; the silent one is waited for longer"
+
+    in_town(scene)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_what_is_known_is_told_briefly_to_who_says_that_it_reads_that(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
+    """Goal: software that reads what is known at length only is told that, however often it is asked."""
+    told: list[tuple[int, int]] = []
+    serve = MembershipServicer.Exchange
+
+    async def recorded(
+        self: MembershipServicer, request: membership_pb2.ExchangeRequest, context: Any
+    ) -> membership_pb2.ExchangeResponse:
+        told.append((len(request.known), len(request.known_briefly.sequences)))
+        response = await serve(self, request, context)
+        response.reads_briefly = response.reads_briefly and reads
+        return response
+
+    monkeypatch.setattr(MembershipServicer, "Exchange", recorded)
+
+    async def scene(town: Town) -> None:
+        first = await town.orchestrator(settings=RARELY)
+        await town.add(settings=RARELY)
+        await until(lambda: all(one.knows(*town.nodes) for one in town.nodes), "not everybody knows everybody")
+        told.clear()
+        await until(lambda: len(told) >= 8, "they exchange nothing")
+        assert all(bool(at_length) != bool(briefly) for at_length, briefly in told)
+        assert (told[-1] == (0, 2)) == reads
+        assert first.knows(*town.nodes)
+
+    in_town(scene)
+
+
+def test_who_says_the_same_for_longer_is_published_again_when_that_is_due_and_a_change_at_once() -> None:
+    """Goal: the directory, which keeps an advert for ten minutes, is not asked to each time that gossip needs a newer one."""
+    often = MembershipSettings(exchange_s=0.1, advert_renew_s=0.4)
+
+    async def scene(town: Town) -> None:
+        await town.orchestrator(settings=often)
+        node = await town.add(settings=often)
+        directory = node.membership._directory
+        await until(lambda: directory.stats().puts == 1, "its advert is not published")
+        _, sequence = node.membership._own.order
+        await until(lambda: node.membership._own.order[1] >= sequence + 16, "its advert is not renewed")
+        assert directory.stats().puts == 1
+        node.membership.update_self(software="9.9")
+        await until(lambda: directory.stats().puts == 2, "the change is not published")
 
     in_town(scene)

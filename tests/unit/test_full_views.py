@@ -1,4 +1,4 @@
-"""Goal: full views give each other what is new and one stranger a round, not what was crowded out again and again, and whoever was comes in where there is room."""
+"""Goal: full views give each other what is new and one stranger a round, not what was crowded out, again and again; who was comes in where there is room."""
 
 from __future__ import annotations
 
