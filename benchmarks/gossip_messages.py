@@ -50,7 +50,7 @@ class Network:
         self.told_bytes: Counter[str] = Counter()
         self.num_given = 0
         self.num_expired = 0
-        self.members: dict[str, Member] = {}
+        self.members: dict[NodeId, Member] = {}
         for node_id in ids:
             view = View(
                 node_id, NETWORK, is_orchestrator=lambda name: name == ids[0], salt=self._rng.randbytes(16), max_pnodes=max_pnodes
@@ -81,7 +81,7 @@ class Network:
         """How long the advert that expires first of all that anybody has still lives."""
         return min(a.expires_wall for member in self.members.values() for a in member.view.members()) - EPOCH_S - now_s
 
-    def _round(self, node_id: str, now_s: float) -> None:
+    def _round(self, node_id: NodeId, now_s: float) -> None:
         me, settings = self.members[node_id], self._settings
         gone = me.view.expire(EPOCH_S + now_s)
         self.num_expired += sum(isinstance(event, Gone) and event.reason is GoneReason.EXPIRED for event in gone)
@@ -107,7 +107,7 @@ class Network:
                 for envelope in envelopes:
                     view.believe(self._adverts[envelope.SerializeToString()], EPOCH_S + now_s)
 
-    def _advert(self, node_id: NodeId | str, now_s: float) -> VerifiedAdvert:
+    def _advert(self, node_id: NodeId, now_s: float) -> VerifiedAdvert:
         """The next one of a node, as it would be but for the signatures."""
         member, rng = self.members[node_id], random.Random(node_id)
         member.sequence += 2
@@ -124,7 +124,7 @@ class Network:
             message.capability.cores, message.capability.memory_bytes, message.capability.device = 8.0, 2**33, "cpu"
         envelope = identity_pb2.Envelope(payload=message.SerializeToString())
         envelope.signatures.add(public_key=rng.randbytes(65), signature=rng.randbytes(64))
-        advert = VerifiedAdvert(message, NodeId(node_id), None, envelope)
+        advert = VerifiedAdvert(message, node_id, None, envelope)
         self._adverts[envelope.SerializeToString()] = advert
         return advert
 
