@@ -31,7 +31,7 @@ EVIDENCE_SHARE = 16
 """The same for what it keeps for auditors."""
 STANDING_CORES = 0.04
 """Of a core, what a worker that hosts something takes however little it learns: statements to neighbours, signs of life, reports. Measured on a busy
-machine: 0.055 with two VNodes, 0.08 with eight (ADR 0117)."""
+machine: 0.055 with two VNodes, 0.08 with eight (ADR 0113)."""
 LEAST_SHARE = 4
 """At least this fraction of what is lent is said to be there for steps."""
 CACHE_SHARE = 4

@@ -14,7 +14,7 @@ STEP_FACTOR = 3
 """A local step costs about three forward passes: forward, gradient of the weights, gradient of the activations."""
 STEP_BESIDE_FLOPS = 2e8
 """What a step takes beside its arithmetic, as if it were arithmetic too: to read, decode, check, sign, encode and send. Measured: about 2 ms of a core that
-computes 94 GFLOP/s, whatever the size of the step (ADR 0117)."""
+computes 94 GFLOP/s, whatever the size of the step (ADR 0113)."""
 OVERHEAD_BYTES = 48 * limits.MIB
 """Interpreter objects, queues and library buffers of one replica."""
 
