@@ -24,18 +24,14 @@ def too_small(capability: membership_pb2.Capability, views: Iterable[ModelView |
     for view in views:
         if view is None or view.job is None or not view.job.costs or not view.head.active.job_id:
             continue
-        spool = spool_bytes(capability.disk_bytes)
-        least = min(
-            view.job.costs,
-            key=lambda cost: (cost.memory_bytes > capability.memory_bytes, disk_bytes(cost, spool), cost.memory_bytes),
-        )
-        if least.memory_bytes > capability.memory_bytes:
-            least = min(view.job.costs, key=lambda cost: cost.memory_bytes)
-            what, needed, lent = "memory", least.memory_bytes, capability.memory_bytes
-        elif disk_bytes(least, spool) > capability.disk_bytes:
+        costs, spool = view.job.costs, spool_bytes(capability.disk_bytes)
+        if any(cost.memory_bytes <= capability.memory_bytes and disk_bytes(cost, spool) <= capability.disk_bytes for cost in costs):
+            return ""  # nearly always the first one: this is asked with every beat
+        least = min(costs, key=lambda cost: cost.memory_bytes)
+        what, needed, lent = "memory", least.memory_bytes, capability.memory_bytes
+        if needed <= lent:
+            least = min((cost for cost in costs if cost.memory_bytes <= lent), key=lambda cost: disk_bytes(cost, spool))
             what, needed, lent = "disk", disk_bytes(least, spool), capability.disk_bytes
-        else:
-            return ""
         mib = -(-needed // limits.MIB)
         told.append(
             f"{view.model}: no VNode needs less than {mib} MiB of {what} ({least.vnode}), {lent // limits.MIB} MiB are lent"

@@ -732,7 +732,7 @@ class ExchangeResponse(_message.Message):
     document_version: _builtins.int
     """newest version of the network document that the callee has; 0: not told"""
     reads_briefly: _builtins.bool
-    """the callee reads known_briefly, in this session"""
+    """the callee reads known_briefly, for as long as the connection holds"""
     @_builtins.property
     def adverts(self) -> _containers.RepeatedCompositeFieldContainer[_identity_pb2.Envelope]:
         """newer than, or absent from, what the caller has on its stretch; at most 64"""
