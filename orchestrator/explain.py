@@ -47,7 +47,7 @@ async def explain_node(shared: Shared, runtimes: Collection[ModelRuntime], node_
 
 async def _not_here(shared: Shared, runtime: ModelRuntime, node_id: str) -> list[orchestrator_pb2.Explanation]:
     view = runtime.view
-    if view is None or view.job is None or not view.head.active.job_id:
+    if view is None or view.job is None or not view.head.active.job_id or node_id not in shared.inventory.nodes():
         return []
     request = plan_request(
         view, view.job, shared.inventory, shared.clock.monotonic(), network_id=shared.policy.network_id, holder=shared.key.node_id,

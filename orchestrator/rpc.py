@@ -221,7 +221,9 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """Why."""
         self._reader(context)
         if request.node_id:
-            lines = await explain_node(self._shared, self._models.runtimes.values(), check_node_id(request.node_id))
+            node_id = check_node_id(request.node_id)
+            async with self._previews:  # it looks at the places of all models, as a preview does
+                lines = await explain_node(self._shared, self._models.runtimes.values(), node_id)
             return orchestrator_pb2.ExplainResponse(lines=lines)
         batch = int(request.batch) if request.with_batch else None
         return orchestrator_pb2.ExplainResponse(lines=explain_model(self._only(request.model), request.vnode, batch))
