@@ -21,6 +21,8 @@ from typing import Final
 
 import torch
 
+from benchmarks.kept import Kept, key_of
+from benchmarks.machine import ROOT
 from benchmarks.result import Options, Result, Row, Target
 from benchmarks.tolerance_cases import NARROW, OPTIMIZERS, REGISTRY, Case, cases
 from benchmarks.tolerance_machine import load, save
@@ -78,18 +80,38 @@ def run(options: Options) -> Result:
     result = Result("honest", "Honest machines that are accused", settings)
     claims = options.scratch / "claims"
     claims.mkdir(parents=True, exist_ok=True)
+    kept, code = Kept(options.kept and options.kept / "honest.jsonl"), key_of(_judging())
     for number in range(options.rounds):
         first = FIRST_SEED + number * WAVE
-        elsewhere("record", claims, first, "", quick=options.quick)
-        checks = partial(elsewhere, "check", claims, first, quick=options.quick)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for name, rows in zip(names, pool.map(checks, names), strict=True):
-                result.rounds += [{"machine": name, **row} for row in rows]
-        for path in claims.iterdir():
-            path.unlink()
+        key = json.dumps([code, names, first, options.quick])
+        result.rounds += kept.row(key, partial(judged_wave, claims, first, names, quick=options.quick))["rows"]
     result.rounds = summed(result.rounds)
     conclude(result)
     return result
+
+
+def judged_wave(claims: Path, first: int, names: Sequence[str], *, quick: bool) -> Row:
+    """``rows``: what these machines find in the claims of one wave, as `summed` gives it."""
+    elsewhere("record", claims, first, "", quick=quick)
+    checks = partial(elsewhere, "check", claims, first, quick=quick)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        rows = [{"machine": name, **row} for name, found in zip(names, pool.map(checks, names), strict=True) for row in found]
+    for path in claims.iterdir():
+        path.unlink()
+    return {"rows": summed(rows)}
+
+
+def _judging() -> Iterator[bytes]:
+    """All code on which a finding may depend, and the tolerances."""
+    for folder, pattern in (
+        (ROOT / "vnode", "*"),
+        (ROOT / "trust", "*"),
+        (ROOT / "benchmarks", "honest.py"),
+        (ROOT / "benchmarks", "tolerance*.py"),
+    ):
+        for path in sorted(folder.rglob(pattern)):
+            if path.suffix in (".py", ".json"):
+                yield path.read_bytes()
 
 
 def elsewhere(action: str, claims: Path, first: int, name: str, *, quick: bool) -> list[Row]:
