@@ -19,7 +19,7 @@ import torch
 from benchmarks.result import Row
 from benchmarks.tolerance_cases import REGISTRY, Case, cases
 from trust.comparison import PARTS, Comparison
-from vnode.checks.claims import Claim, ClaimedStep, MapClaim
+from vnode.checks.claims import Claim, ClaimedStep, MapClaim, read
 from vnode.checks.plan import checks_of_stage
 from vnode.checks.replay import replay
 from vnode.checks.tolerances import Tolerances
@@ -120,7 +120,7 @@ def save(path: Path, claim: Claim) -> None:
     }
     for index, step in enumerate(claim.steps):
         if step.output is not None:
-            values[f"output/{index}"] = step.output
+            values[f"output/{index}"] = read(step.output)
         for name, item in step.maps.items():
             values[f"map/{index}/{name}"] = item.output
             if item.input_gradient is not None:

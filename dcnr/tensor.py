@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -100,12 +101,20 @@ def _digested(header: TensorHeader, encoded: NDArray[np.uint8], *, is_view: bool
 
 def decode(header: TensorHeader, payload: Payload) -> Array:
     """A new, writable array. Raises RemoteFault for the header, Corrupt where size, digest or format do not hold."""
+    return reader(header, payload)()
+
+
+def reader(header: TensorHeader, payload: Payload) -> Callable[[], Array]:
+    """What decodes it, as often as it is called, into a new, writable array; raises Corrupt where the format does not hold. The payload stays as it is.
+
+    Raises RemoteFault for the header, Corrupt where size or digest do not hold.
+    """
     check_header(header)
     if len(payload) != header.encoded_bytes:
         raise Corrupt(f"{len(payload)} bytes instead of {header.encoded_bytes}", code="tensor_size")
     if tensor_digest(payload) != header.digest:
         raise Corrupt("tensor bytes do not match their digest", code="tensor_digest", digest=header.digest)
-    return _decode_checked(header, np.frombuffer(payload, np.uint8))
+    return partial(_decode_checked, header, np.frombuffer(payload, np.uint8))
 
 
 def check_header(

@@ -27,9 +27,15 @@ from pnode.placing import Say
 from pnode.provision import Provisioner
 from trust.envelope import open_single, parse
 from trust.network import NetworkPolicy
+from vnode.bundle import MAX_HEADERS_BYTES
+from vnode.costs import ReplicaCost
 
 DECODED: Final = 4
-"""A bundle takes so many times its size in memory at most: int8 values become float32."""
+"""What is read of a bundle takes so many times its size in memory at most: int8 values become float32;"""
+STATES_HELD: Final = 6
+"""and never more than so many states beside the replica that is run again, since tensors are read one after the other (measured: 4 to 5 with AdamW),"""
+MAX_INDEX_BYTES: Final = 3 * MAX_HEADERS_BYTES
+"""and what says where in the bundle its parts lie."""
 MAX_ANSWERS: Final = 16
 UPLOAD_AGAIN_S: Final = 2.0
 _TASK_ID: Final = re.compile(r"[0-9a-f]{32}")
@@ -137,7 +143,7 @@ class AuditTasks:
         cost = self._provisioner.cost(job, task.vnode)
         size_bytes = int(task.bundle_bytes)
         used = await self._options.used_disk_bytes()
-        needed, free = Reservation(cost.memory_bytes + DECODED * size_bytes, size_bytes), self._options.free_disk_bytes()
+        needed, free = Reservation(audit_bytes(cost, size_bytes), size_bytes), self._options.free_disk_bytes()
         self._budget.admit(AUDIT, needed, free_disk_bytes=free, used_disk_bytes=used)
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -180,6 +186,11 @@ class AuditTasks:
         while len(self._answers) > MAX_ANSWERS:
             self._answers.popitem(last=False)
         self._say(orchestrator, orchestrator_pb2.PNodeMessage(audit_report=audited.report))
+
+
+def audit_bytes(cost: ReplicaCost, bundle_bytes: int) -> int:
+    """Memory for the audit of a bundle of that size: what is read of it at a time, beside the replica that learns it again."""
+    return cost.memory_bytes + min(DECODED * bundle_bytes, STATES_HELD * cost.state_bytes + MAX_INDEX_BYTES)
 
 
 def _evidence(task: model_pb2.AuditTask, digest: str) -> data_pb2.ObjectRef:

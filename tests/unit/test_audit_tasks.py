@@ -65,7 +65,7 @@ class Rig:
         return SimpleNamespace(request=request, graph_bytes=b"graph", dataset_manifest=self.root / "manifest")
 
     def cost(self, job: Any, vnode: str) -> Any:
-        return SimpleNamespace(memory_bytes=64 * MIB)
+        return SimpleNamespace(memory_bytes=64 * MIB, state_bytes=MIB)
 
     # the store
     async def read_file(self, ref: Any, destination: Path, *, max_bytes: int) -> None:

@@ -26,6 +26,7 @@ from trust.comparison import judge
 from trust.envelope import sign_apart
 from trust.step_logs import MAX_LOG_BYTES
 from vnode.bundle import Bundle, read_bundle
+from vnode.checks.claims import read
 from vnode.checks.merges import MAX_REPLICAS
 from vnode.checks.opening import UNVERIFIABLE, Assigned, Opened, Source, open_claim, read_stated
 from vnode.checks.torch_check import Checker
@@ -210,8 +211,9 @@ def test_who_does_not_say_what_it_sent_to_others_has_nothing_that_could_be_verif
 def test_an_output_in_several_codecs_is_compared_in_each(tmp_path: Path, interval: Interval) -> None:
     step, output = interval.log.steps[2], opened(interval, tmp_path).claim.steps[2].output
     assert output is not None
+    values = read(output)
     for factor, passes in ((1.0, True), (1.5, False)):
-        sent = encode(output * np.float32(factor), "int8")
+        sent = encode(values * np.float32(factor), "int8")
         del step.outputs[1:]
         step.outputs.append(model_pb2.StepOutput(codec="int8", digest=bytes.fromhex(sent.header.digest)))
         part = model_pb2.EvidencePart(kind=OUTPUT, entry=2, batch=step.batch, port=1)

@@ -11,12 +11,13 @@ which gives the same bits on the same machine (`vnode.checks.torch_record`). A r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from dcnr.errors import Corrupt
 from dcnr.intervals import IntervalSet
+from dcnr.tensor import Payload
 from vnode.state import Array
 from vnode.vocabulary import Mode
 
@@ -25,7 +26,7 @@ MAX_STEPS = 4096
 
 
 Given = Array | Callable[[], Array]
-"""A value, or what reads it from the data set."""
+"""A value, or what reads it from the data set or a bundle: an interval takes no more memory than what is looked at of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class MapClaim:
 class Sent:
     """An output as one receiver decodes it; None where nobody reads it."""
 
-    values: Array | None
+    values: Given | None
     codec: str
     """``raw`` for a local hand-over."""
 
@@ -59,7 +60,7 @@ class ClaimedStep:
     target: Given
     num_learned: int
     """Batches that the state's lineage held before this entry."""
-    output: Array | None
+    output: Given | None
     """As the receiver decodes it; None where nobody reads it."""
     codec: str
     """In which the output travelled: ``raw`` for a local hand-over."""
@@ -71,27 +72,29 @@ class ClaimedStep:
     """The same output in further codecs, for other receivers."""
 
     def data(self) -> tuple[tuple[Array, ...], Array]:
-        """Inputs and target. What the data set gives is read now, and kept by nobody: all batches of an interval together are many times its evidence. Raises
-        what reading raises.
-        """
-        return tuple(_read(one) for one in self.inputs), _read(self.target)
+        """Inputs and target, read now and kept by nobody: all batches of an interval together are many times its evidence. Raises what reading raises."""
+        return tuple(read(one) for one in self.inputs), read(self.target)
 
     @property
     def sent(self) -> tuple[tuple[Array, str], ...]:
-        """Every output that anybody received, with its codec."""
+        """Every output that anybody received, with its codec, read now. Raises what reading raises."""
         outputs = (Sent(self.output, self.codec), *self.also_sent)
-        return tuple((one.values, one.codec) for one in outputs if one.values is not None)
+        return tuple((read(one.values), one.codec) for one in outputs if one.values is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
     """A delta that a primary took in: what a contributor has signed, one part of ``num_learning`` of it."""
 
-    data: bytes
-    """Encoded."""
+    encoded: Payload
     codec: str
     batches: IntervalSet
     num_learning: int
+
+    @property
+    def data(self) -> bytes:
+        """Encoded, read now."""
+        return bytes(self.encoded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,12 @@ class Anchored:
     """A state that a statement names between two entries, after what was taken in just before it."""
 
     taken: tuple[Taken, ...]
-    state: bytes
+    stored: Payload
+
+    @property
+    def state(self) -> bytes:
+        """Read now."""
+        return bytes(self.stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,27 @@ class Displacement:
 
     data: bytes
     codec: str
+
+
+class States(Mapping[int, bytes]):
+    """States by number of entries before them, each read when it is asked for."""
+
+    def __init__(self, entries: Collection[int], read: Callable[[int], bytes]) -> None:
+        self._entries, self._read = frozenset(entries), read
+
+    def __getitem__(self, entry: int) -> bytes:
+        if entry not in self._entries:
+            raise KeyError(entry)
+        return self._read(entry)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, entry: object) -> bool:
+        return entry in self._entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +172,8 @@ class Claim:
             raise _bad("deltas are a part of it")
 
 
-def _read(given: Given) -> Array:
+def read(given: Given) -> Array:
+    """The value. Raises what reading raises."""
     return given() if callable(given) else given
 
 

@@ -41,8 +41,8 @@ def anchored_in(
     return {entry: tuple(states) for entry, states in found.items()}
 
 
-def _state_of(bundle: Bundle, number: int, statement: Statement, entry: int, port: int) -> bytes:
-    state = bytes(bundle.data(_STATE, entry=entry, port=port))
+def _state_of(bundle: Bundle, number: int, statement: Statement, entry: int, port: int) -> memoryview:
+    state = bundle.data(_STATE, entry=entry, port=port)
     if digest_of(state) != named_by(statement):
         raise Corrupt(f"the state of statement {number} is not the one that it names", code="wrong_digest")
     return state
@@ -66,7 +66,7 @@ def displacement_in(bundle: Bundle, statements: Sequence[Statement]) -> Displace
     last = statements[-1]
     if not isinstance(last, model_pb2.Delta):
         return None
-    return Displacement(_weights(bundle, 0, last), last.codec)
+    return Displacement(bytes(_weights(bundle, 0, last)), last.codec)
 
 
 def named_by(statement: Statement) -> Digest:
@@ -83,8 +83,8 @@ def _taken(bundle: Bundle, number: int, merged: model_pb2.Merged, commit: model_
     return Taken(_weights(bundle, number, found.delta), found.delta.codec, found.batches, int(merged.replicas))
 
 
-def _weights(bundle: Bundle, number: int, delta: model_pb2.Delta) -> bytes:
-    data = bytes(bundle.data(_DISPLACEMENT, entry=number))
+def _weights(bundle: Bundle, number: int, delta: model_pb2.Delta) -> memoryview:
+    data = bundle.data(_DISPLACEMENT, entry=number)
     if digest_of(data) != delta.digest:
         raise Corrupt("a displacement that is not the one that its delta names", code="wrong_digest")
     return data

@@ -19,7 +19,7 @@ from dcnr.errors import Corrupt, DcnrError, InvariantBroken, Refused
 from dcnr.ids import Digest, ReplicaId, digest_of, vnode_of
 from dcnr.specs import TensorSpec
 from dcnr.stages import INPUT, Stage
-from dcnr.tensor import Payload, TensorHeader, decode
+from dcnr.tensor import Payload, TensorHeader, reader
 from dcnr.v1 import identity_pb2, model_pb2
 from trust.commits import MAX_COMMIT_BYTES, Place
 from trust.delegation import VerifiedDelegation, open_past_delegation
@@ -27,7 +27,7 @@ from trust.envelope import check_signature, digest_of_envelope, parse_envelope
 from trust.evidence import MAX_STATEMENTS, MAX_WORDS_BYTES, Exhibit, exhibit_of
 from trust.step_logs import MAX_LOG_BYTES, Contradiction, Statement
 from vnode.bundle import Bundle
-from vnode.checks.claims import MAX_STEPS, Claim, ClaimedStep, Given, MapClaim, Sent
+from vnode.checks.claims import MAX_STEPS, Claim, ClaimedStep, Given, MapClaim, Sent, States
 from vnode.checks.merges import anchored_in, displacement_in, is_idle, named_by, restated_in
 from vnode.signed_frames import FrameNumber, statement
 from vnode.state import Array
@@ -126,7 +126,9 @@ def read_stated(bundle: Bundle, assigned: Assigned, first: str = "") -> Stated:
 
 
 def open_claim(stated: Stated, bundle: Bundle, assigned: Assigned, samples: Samples, *, maps: tuple[str, ...] = ()) -> Opened:
-    """The claim of an interval whose words hold together, with products of ``maps`` if they are wanted. Nothing is read of ``samples`` yet.
+    """The claim of an interval whose words hold together, with products of ``maps`` if they are wanted. Nothing is read of ``samples`` yet, and of the bundle
+    only whether its bytes are those that were stated: tensors and states are decoded when the claim's are looked at, one after the other. So an audit takes no
+    more memory where an interval is longer. What cannot be decoded then raises Corrupt.
 
     Raises Refused (``unverifiable``).
     """
@@ -188,16 +190,16 @@ def _names_of_states(stated: Stated) -> dict[int, Digest]:
     return {entry: Digest(name) for entry, name in names.items()}
 
 
-def _states(bundle: Bundle, names: Mapping[int, Digest], last: int) -> dict[int, bytes]:
+def _states(bundle: Bundle, names: Mapping[int, Digest], last: int) -> States:
     """Those of the named states that are there; the first and the last have to be."""
-    found: dict[int, bytes] = {}
+    found: dict[int, Payload] = {}
     for entry, name in names.items():
         if bundle.has(model_pb2.EVIDENCE_KIND_STATE, entry=entry) or entry in (0, last):
-            state = bytes(bundle.data(model_pb2.EVIDENCE_KIND_STATE, entry=entry))
+            state = bundle.data(model_pb2.EVIDENCE_KIND_STATE, entry=entry)
             if digest_of(state) != name:
                 raise Corrupt(f"the state after {entry} entries is not the one that was stated", code="wrong_digest")
             found[entry] = state
-    return found
+    return States(found, lambda entry: bytes(found[entry]))
 
 
 def _claimed(
@@ -229,12 +231,12 @@ def _sent(bundle: Bundle, assigned: Assigned, entry: int, batch: int, port: int,
     if output.codec not in CODECS:
         raise Corrupt("an output in a codec that is none", code="bad_output")
     payload = bundle.data(_OUTPUT, entry=entry, batch=batch, port=port)
-    return Sent(_decoded(payload, assigned.stage.output, assigned.batch_size, output.codec, output.digest), output.codec)
+    return Sent(_tensor(payload, assigned.stage.output, assigned.batch_size, output.codec, output.digest), output.codec)
 
 
-def _decoded(payload: Payload, spec: TensorSpec, rows: int, codec: str, digest: bytes) -> Array:
-    """A tensor of that kind. Raises Corrupt, RemoteFault for bytes that are not those of the digest, or no such tensor."""
-    return decode(TensorHeader(spec.dtype, (rows, *spec.shape), codec, len(payload), digest.hex()), payload)
+def _tensor(payload: Payload, spec: TensorSpec, rows: int, codec: str, digest: bytes) -> Callable[[], Array]:
+    """What reads a tensor of that kind. Raises Corrupt, RemoteFault for bytes that are not those of the digest, or no such tensor."""
+    return reader(TensorHeader(spec.dtype, (rows, *spec.shape), codec, len(payload), digest.hex()), payload)
 
 
 def _products(bundle: Bundle, entry: int, batch: int, maps: tuple[str, ...]) -> Mapping[str, MapClaim]:
@@ -261,13 +263,13 @@ class _Inputs:
                 found.append(self._one(entry, int(step.batch), port, next(named), item.id, item.spec))
         return tuple(found)
 
-    def _one(self, entry: int, batch: int, port: int, digest: bytes, source: str, spec: TensorSpec) -> Array:
+    def _one(self, entry: int, batch: int, port: int, digest: bytes, source: str, spec: TensorSpec) -> Given:
         where = {"entry": entry, "batch": batch, "port": port}
         part, payload = self._bundle.part(_INPUT, **where), self._bundle.data(_INPUT, **where)
         is_signed = part.HasField("frame")
         if is_signed:
             self._check_kind(part.frame, spec)
-        values = _decoded(payload, spec, self._assigned.batch_size, part.frame.codec if is_signed else "raw", digest)
+        values = _tensor(payload, spec, self._assigned.batch_size, part.frame.codec if is_signed else "raw", digest)
         if is_signed:
             self._check_sender(part.frame, len(payload), digest, batch, source)
         else:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dcnr.errors import Corrupt, Refused, RemoteFault
 from dcnr.specs import Registry
 from dcnr.v1 import model_pb2
 from trust.comparison import Comparison
-from vnode.checks.claims import Claim
+from vnode.checks.claims import Claim, States
 from vnode.checks.opening import UNVERIFIABLE, Assigned
 from vnode.checks.plan import StageChecks, checks_of_stage
 from vnode.checks.replay import replay_in_pieces
@@ -83,10 +83,7 @@ class Checker:
         begins_the_job = not claim.steps[0].num_learned if claim.steps else not is_of_this_job
         if not begins_the_job or (is_of_this_job and not info.lineage):
             return claim
-        begun: Mapping[int, bytes] = {
-            **claim.states,
-            0: for_new_job(
-                claim.states[0], schema, num_batches=self.assigned.num_batches, seed=self.seed, graph=self.graph, parent=info.parent
-            ),
-        }
-        return replace(claim, states=begun)
+        begun = for_new_job(
+            claim.states[0], schema, num_batches=self.assigned.num_batches, seed=self.seed, graph=self.graph, parent=info.parent
+        )
+        return replace(claim, states=States(claim.states, lambda entry: claim.states[entry] if entry else begun))
