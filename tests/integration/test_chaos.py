@@ -33,7 +33,7 @@ from dcnr.testing import Process
 def test_kills_and_pauses_lose_nothing() -> None:
     schedule = load("short")
     told: list[str] = []
-    work = Clouds("short", num_vnodes=3, passes=9)
+    work = Clouds("short", num_vnodes=3, passes=9, replicas=2)
     document = run(
         Setup(schedule, work, num_orchestrators=1, memory_mb=512, checkpoint_s=2.0, cpu_percent=30, batches_per_s=8.0, fit=False),
         say=told.append,
@@ -42,6 +42,9 @@ def test_kills_and_pauses_lose_nothing() -> None:
     outcome, faults = document["outcome"], document["faults"]
     assert outcome["state"] == "completed"
     assert (outcome["lineages_exact"], outcome["num_vnodes"]) == (work.num_vnodes, work.num_vnodes)
+    assert max(good for _, _, good, *_ in document["shares"]) == work.num_vnodes * work.replicas, (
+        "every replica learns at some time"
+    )
     assert outcome["jobs"] >= 1
     assert document["learned"][-1][1] > 0
     assert [(row["kind"], row["victim"]) for row in faults] == [(fault.kind, fault.victim) for fault in schedule.faults], told
