@@ -6,6 +6,7 @@ from typing import Final
 
 COMMANDS: Final = {
     "every10_paced": "run --schedule every10 --batches-per-s 1.75 --unit-batches 2 --name every10_paced",
+    "every_kind": "run --schedule every_kind --link home --work clouds --vnodes 3 --replicas 2 --cpu-percent 15 --batches-per-s 4 --name every_kind",
     "faults125_paced": "run --schedule faults125 --batches-per-s 3 --name faults125_paced",
     "faults125_wide": "run",
     "faults125_wide_undisturbed": "run --no-faults",
