@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from functools import lru_cache
 from pathlib import Path
 from shlex import quote
 from typing import Final
@@ -36,6 +37,9 @@ _SPKI_PREFIX: Final = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030
 PUBLIC_KEY_BYTES: Final = len(_SPKI_PREFIX) + 65
 _ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """Order of P-256 (FIPS 186-4)."""
+_ALGORITHM: Final = ec.ECDSA(hashes.SHA256())
+_MAX_LOADED_KEYS: Final = 1024
+"""Public keys that stay loaded: whoever signs much signs again. What was not loaded is not remembered."""
 
 
 class NodeKey:
@@ -141,7 +145,7 @@ class NodeKey:
 
     def sign(self, data: bytes) -> bytes:
         """ECDSA-SHA256 over ``data``, DER, at most `MAX_SIGNATURE_BYTES`."""
-        r, s = decode_dss_signature(self._key.sign(data, ec.ECDSA(hashes.SHA256())))
+        r, s = decode_dss_signature(self._key.sign(data, _ALGORITHM))
         return encode_dss_signature(r, min(s, _ORDER - s))
 
     def private_pem(self) -> bytes:
@@ -174,12 +178,13 @@ def verify_signature(public_der: bytes, data: bytes, signature: bytes) -> bool:
         r, s = decode_dss_signature(signature)
         if s > _ORDER // 2 or encode_dss_signature(r, s) != signature:
             return False
-        _load_public(public_der).verify(signature, data, ec.ECDSA(hashes.SHA256()))
+        _load_public(public_der).verify(signature, data, _ALGORITHM)
     except (InvalidSignature, ValueError, Corrupt):
         return False
     return True
 
 
+@lru_cache(maxsize=_MAX_LOADED_KEYS)
 def _load_public(public_der: bytes) -> ec.EllipticCurvePublicKey:
     if len(public_der) != PUBLIC_KEY_BYTES or not public_der.startswith(_SPKI_PREFIX + b"\x04"):
         raise Corrupt("a public key is a P-256 SubjectPublicKeyInfo in DER with an uncompressed point", code="bad_public_key")
