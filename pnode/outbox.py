@@ -2,7 +2,7 @@
 
 The compute thread only hands a tensor over; encoding, digest and disk belong to the executor, but for the digest of a small raw frame, which costs
 less than the way to another thread. A raw encoding is the tensor's own memory. What is held: the newest `HOT_BYTES` of live tensors with their
-encodings (at least one frame, at most `HOT_FRAMES`), and a backlog of frames that are not in the spool yet, which `keep` waits for. A
+encodings (at least one frame, at most `HOT_FRAMES`), and beside them a backlog of frames that are not in the spool yet, which `keep` waits for. A
 frame may be sent before it is in the spool: until then it stays here. Small frames go to the disk together.
 """
 
@@ -207,10 +207,13 @@ class Outbox:
         hot.num_bytes = num_bytes
 
     def _shrink(self) -> None:
-        while len(self._hot) > 1 and (self._held_bytes > self._hot_bytes or len(self._hot) > HOT_FRAMES):
-            oldest = next(iter(self._hot))
-            if not self._hot[oldest].in_spool:
-                return  # it is on its way there: the next one to arrive tries again
+        """What is on its way to the spool is bounded by itself: it pushes nothing out that a successor's window still has room for."""
+        spooled_bytes = sum(hot.num_bytes for hot in self._hot.values() if hot.in_spool)
+        while len(self._hot) > 1 and (spooled_bytes > self._hot_bytes or len(self._hot) > HOT_FRAMES):
+            oldest, hot = next(iter(self._hot.items()))
+            if not hot.in_spool:
+                return  # the next one to arrive there tries again
+            spooled_bytes -= hot.num_bytes
             self._forget(oldest)
 
     def _forget(self, key: _Key) -> None:

@@ -46,6 +46,18 @@ def one(batch: int) -> IntervalSet:
     return IntervalSet.of((batch, batch + 1))
 
 
+class HeldFrom(Spool):
+    """A spool whose disk takes the frames before a batch at once, and the others when the test says so."""
+
+    def __init__(self, directory: Path, *, batch: int) -> None:
+        super().__init__(directory, max_bytes=64 * MIB)
+        self.batch, self.writes = batch, threading.Event()
+
+    def put(self, lane: Lane, batch: int, frame: Frame) -> None:
+        assert batch < self.batch or self.writes.wait(LONG_S)
+        super().put(lane, batch, frame)
+
+
 class CountedExecutor(ThreadPoolExecutor):
     """Counts the ways to another thread."""
 
@@ -104,6 +116,27 @@ def test_a_frame_can_be_sent_before_the_disk_has_it_and_stays_until_then(tmp_pat
             assert (again.encoded.header, again.step) == (frame.encoded.header, batch)
 
     run(tmp_path, scenario)
+
+
+def test_what_waits_for_the_disk_pushes_out_nothing_that_is_still_to_be_sent(tmp_path: Path) -> None:
+    """A successor's window is as large as what stays in memory, and the next frame is made behind it: what it pushed out came back from the disk."""
+
+    async def scenario() -> None:
+        rows, window = WORTH_BYTES // 4096, 3
+        spool = HeldFrom(tmp_path, batch=window + 1)
+        with ThreadPoolExecutor(2) as threads:
+            outbox = Outbox(spool, threads, lambda: "raw", hot_bytes=window * WORTH_BYTES)
+            try:
+                for batch in range(window + 2):
+                    await outbox.keep(TRAIN_LANE, batch, tensor(batch, rows), 0)
+                await until(lambda: outbox.newest(TRAIN_LANE, 0) is None)
+                assert spool.num_bytes == (window + 1) * WORTH_BYTES
+                assert all(outbox.newest(TRAIN_LANE, batch) is not None for batch in range(1, window + 2))
+            finally:
+                spool.writes.set()
+                outbox.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), LONG_S))
 
 
 def test_what_is_dropped_before_the_disk_has_it_is_gone(tmp_path: Path) -> None:
