@@ -1,7 +1,7 @@
 """Outputs of one replica on their way: live tensors for the newest, encoded frames in the spool for all that somebody may still ask for.
 
-The compute thread only hands a tensor over; encoding, digest and disk belong to the executor, but for the digest of a small raw frame, which costs
-less than the way to another thread. A raw encoding is the tensor's own memory. What is held: the newest `HOT_BYTES` of live tensors with their
+The compute thread only hands a tensor over; encoding, digest and disk belong to the executor, but for the digest of a raw frame of few MiB, which is
+sooner made than the way to another thread is worth. A raw encoding is the tensor's own memory. What is held: the newest `HOT_BYTES` of live tensors with their
 encodings (at least one frame, at most `HOT_FRAMES`), and beside them a backlog of frames that are not in the spool yet, which `keep` waits for. A
 frame may be sent before it is in the spool: until then it stays here. Small frames go to the disk together.
 """
@@ -33,8 +33,8 @@ BACKLOG_BYTES: Final = 8 * limits.MIB
 WORTH_BYTES: Final = 4 * limits.MIB
 """Worth the way to another thread, which costs as much as writing a frame of 1 MiB does (ADR 0034). Less is written after `WAIT_S`."""
 WAIT_S: Final = 0.02
-QUICK_BYTES: Final = 1 * limits.MIB
-"""Raw frames of at most so much are digested at once."""
+QUICK_BYTES: Final = 4 * limits.MIB
+"""Raw frames of at most so much are digested at once: a millisecond, and another thread, whose cache has not seen the tensor, takes a third more."""
 _Key = tuple[Lane, int]
 
 
@@ -90,7 +90,10 @@ class Outbox:
         frame: asyncio.Future[Frame]
         if codec == "raw" and tensor.nbytes <= QUICK_BYTES and is_at_hand(tensor):
             frame = loop.create_future()
-            frame.set_result(_encode(tensor, step, codec))
+            try:
+                frame.set_result(_encode(tensor, step, codec))
+            except InvalidInput as error:
+                frame.set_exception(error)
         else:
             frame = loop.run_in_executor(self._executor, _encode, tensor, step, codec)
         hot = _Hot(tensor, 2 * int(tensor.nbytes), frame)  # with its encoding, at most

@@ -15,15 +15,17 @@ import pytest
 from dcnr.errors import NotFound
 from dcnr.intervals import IntervalSet
 from dcnr.limits import MIB
-from pnode.outbox import BACKLOG_BYTES, HOT_FRAMES, QUICK_BYTES, WORTH_BYTES, Outbox
+from pnode.outbox import BACKLOG_BYTES, HOT_FRAMES, MAX_BACKLOG, QUICK_BYTES, WORTH_BYTES, Outbox
 from pnode.spool import Frame, Spool
 from vnode.vocabulary import TRAIN_LANE, Lane
 
 LONG_S = 60.0
-SMALL = QUICK_BYTES // 4096
-"""Rows of 4 KiB in a tensor that is digested at once; one more is not."""
-FULL = BACKLOG_BYTES // QUICK_BYTES
-"""Frames of either size that may wait for the disk."""
+SMALL = MIB // 4096
+"""Rows of 4 KiB in a tensor that is digested at once."""
+LARGE = QUICK_BYTES // 4096 + 1
+"""Rows in one that is not."""
+FULL = BACKLOG_BYTES // MIB
+"""Small frames that may wait for the disk."""
 
 
 class HeldSpool(Spool):
@@ -95,20 +97,20 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-@pytest.mark.parametrize("rows", [SMALL, SMALL + 1])
-def test_a_frame_can_be_sent_before_the_disk_has_it_and_stays_until_then(tmp_path: Path, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "full"), [(SMALL, FULL), (LARGE, MAX_BACKLOG)])
+def test_a_frame_can_be_sent_before_the_disk_has_it_and_stays_until_then(tmp_path: Path, rows: int, full: int) -> None:
     async def scenario(outbox: Outbox, spool: HeldSpool) -> None:
-        for batch in range(FULL):
+        for batch in range(full):
             await outbox.keep(TRAIN_LANE, batch, tensor(batch, rows), batch)
-        frames = [await outbox.frame(TRAIN_LANE, batch) for batch in range(FULL)]
-        waiting = asyncio.ensure_future(outbox.keep(TRAIN_LANE, FULL, tensor(FULL, rows), FULL))
+        frames = [await outbox.frame(TRAIN_LANE, batch) for batch in range(full)]
+        waiting = asyncio.ensure_future(outbox.keep(TRAIN_LANE, full, tensor(full, rows), full))
         await asyncio.sleep(0)
         assert spool.num_bytes == 0
         assert not waiting.done()
-        assert all(outbox.tensor(TRAIN_LANE, batch) is not None for batch in range(FULL))
+        assert all(outbox.tensor(TRAIN_LANE, batch) is not None for batch in range(full))
         spool.writes.set()
         await waiting
-        await until(lambda: spool.num_bytes == (FULL + 1) * rows * 4096)
+        await until(lambda: spool.num_bytes == (full + 1) * rows * 4096)
         await until(lambda: outbox.tensor(TRAIN_LANE, 0) is None)
         assert outbox.newest(TRAIN_LANE, 0) is None
         for batch, frame in enumerate(frames):
@@ -215,10 +217,11 @@ def test_an_evaluation_travels_as_it_is_whatever_codec_training_uses(tmp_path: P
     run(tmp_path, scenario, codec="int8")
 
 
-def test_an_output_that_cannot_travel_is_counted_and_holds_nobody_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [SMALL // 2, LARGE])
+def test_an_output_that_cannot_travel_is_counted_and_holds_nobody_up(tmp_path: Path, rows: int) -> None:
     async def scenario(outbox: Outbox, spool: HeldSpool) -> None:
         spool.writes.set()
-        await outbox.keep(TRAIN_LANE, 0, np.zeros((SMALL + 1, 1024), np.complex64), 0)
+        await outbox.keep(TRAIN_LANE, 0, np.zeros((rows, 1024), np.complex64), 0)
         await until(lambda: bool(outbox.not_kept))
         assert outbox.not_kept == {"bad_tensor": 1}
         await outbox.keep(TRAIN_LANE, 1, tensor(1), 0)
