@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
-from dcnr.errors import TimedOut
+from dcnr.errors import DcnrError, TimedOut
 from dcnr.v1 import vnode_pb2
 from pnode import frames
 from pnode.frames import Expected
@@ -127,6 +127,17 @@ async def read_alive(stream: Stream) -> Heard | None:
     except TimeoutError as error:
         raise TimedOut(f"no sign of life for {SILENCE_S:g} s", code="silent") from error
     return None if data is None else read_message(data)
+
+
+async def read_ahead(stream: Stream, ahead: asyncio.Queue[Heard | DcnrError | None]) -> None:
+    """Puts each message there as it comes, so that the next is fetched while one is handled; last the end, or what went wrong."""
+    last: DcnrError | None = None
+    try:
+        while (heard := await read_alive(stream)) is not None:
+            await ahead.put(heard)
+    except DcnrError as error:
+        last = error
+    await ahead.put(last)
 
 
 async def write_control(stream: Stream, control: Control) -> None:

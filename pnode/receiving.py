@@ -1,6 +1,7 @@
 """Our end of a Link that we opened: edges of our replicas to the replicas that they ask, statements out, checked tensors in.
 
-A receiver holds at most one unfinished frame per edge and `DECODING` finished ones whose codec takes time to undo; then it stops reading.
+A receiver holds at most one unfinished frame per edge and `DECODING` finished ones whose codec takes time to undo; then it stops reading. While it handles
+a message at most `AHEAD` others wait and one is being read.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
 
-from dcnr.errors import RemoteFault
+from dcnr.errors import DcnrError, RemoteFault
 from dcnr.groups import first_cause
 from dcnr.ids import ReplicaId
 from dcnr.ports import Clock
@@ -19,7 +20,7 @@ from dcnr.tensor import Array, TensorAssembler, TensorHeader
 from dcnr.v1 import identity_pb2, vnode_pb2
 from pnode import frames
 from pnode.arrivals import Arrival
-from pnode.exchange import Control, Replica, Said, Stream, read_alive, wait_for_news, write_beat, write_control
+from pnode.exchange import Control, Replica, Said, Stream, read_ahead, wait_for_news, write_beat, write_control
 from pnode.wire import Heard
 from trust.envelope import check_signature
 from vnode.events import EdgeDown, EdgeUp, FrameArrived
@@ -27,6 +28,7 @@ from vnode.signed_frames import FrameNumber, statement
 from vnode.vocabulary import Peer
 
 DECODING: Final = 2
+AHEAD: Final = 1
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +136,11 @@ class ReceivingExchange:
         try:
             async with asyncio.TaskGroup() as group:
                 writer = group.create_task(self._write(stream))
-                while (heard := await read_alive(stream)) is not None:
+                ahead: asyncio.Queue[Heard | DcnrError | None] = asyncio.Queue(AHEAD)
+                group.create_task(read_ahead(stream, ahead))
+                while (heard := await ahead.get()) is not None:
+                    if isinstance(heard, DcnrError):
+                        raise heard
                     await self._heard(heard, group)
                 writer.cancel()
         except BaseExceptionGroup as errors:
