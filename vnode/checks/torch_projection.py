@@ -25,8 +25,12 @@ from vnode.state import Array
 NUM_SIGNS = 4
 NUM_ROWS = 8
 ROWS_AT_ONCE = 64
-ROW_VALUES = 8192
-"""Longest rows that go through numpy: its BLAS would start threads for longer ones, which no limit of torch holds."""
+PRODUCT_VALUES = 1 << 17
+"""Multiplications in one product of numpy's: its BLAS would start threads for more than twice as many, which no limit of torch holds."""
+LEAST, FEW = 2, 16
+"""Rows that are few: products with so few are made by numpy, a piece at a time."""
+PIECE_VALUES = 16
+"""Shorter pieces of rows are not worth a product each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,7 @@ class Projection:
         """`take` over the last dimension, and what a linear map of that weight gives: where both are sums, in one pass through ``values``."""
         if self.signs is None:
             return self.take(values, -1), _thin(values, weight)
-        rows = values.reshape(-1, values.shape[-1])
-        both = torch.mm(torch.cat([self.signs, weight]), rows.T).T.reshape(*values.shape[:-1], -1)
+        both = _thin(values, torch.cat([self.signs, weight]))
         return both[..., :NUM_SIGNS], both[..., NUM_SIGNS:]
 
     def of_state(self, values: Array, dim: int) -> Array:
@@ -140,8 +143,8 @@ class MapKind:
         if self.conv is None:
             outward, inward = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
             if inward.shape[1] < outward.shape[1]:  # few columns are ten times as dear as few rows
-                return torch.mm(inward.T, outward).T
-            return torch.mm(outward.T, inward)
+                return _down(inward, outward).T
+            return _down(outward, inward)
         return conv2d_weight(x, shape, gradient, stride=self.conv.stride, padding=self.conv.padding)  # type: ignore[no-any-return,no-untyped-call]
 
     def input_gradient(self, gradient: Tensor, weight: Tensor, shape: Sequence[int]) -> Tensor:
@@ -156,10 +159,32 @@ class MapKind:
 
 
 def _thin(values: Tensor, few: Tensor) -> Tensor:
-    """What a linear map without bias gives, contiguous. With a handful of outputs each row is multiplied while it lies near the processor, in one pass through
-    ``values``: a product of matrices copies them first. It is the cheaper with the few on its left, where `functional.linear` has them on its right.
+    """What a linear map without bias gives, contiguous. With a handful of outputs some rows at a time are multiplied while they lie near the processor: a
+    product of them all copies them to another place first. Else it is the cheaper with the few on its left, where `functional.linear` has them on its right.
     """
-    if few.shape[0] > NUM_SIGNS or values.shape[-1] > ROW_VALUES or values.dtype != few.dtype or not values.is_contiguous():
-        rows = values.reshape(-1, values.shape[-1])
-        return torch.mm(few, rows.T).T.reshape(*values.shape[:-1], -1).contiguous()
-    return torch.from_numpy(np.vecdot(values.detach().numpy()[..., None, :], few.detach().numpy()))
+    rows = values.detach().reshape(-1, values.shape[-1])
+    num_rows = min(PRODUCT_VALUES // max(few.numel(), 1), len(rows))
+    if num_rows < LEAST or not _is_for_numpy(rows, few, few.shape[0]):
+        return torch.mm(few, rows.T).T.reshape(*values.shape[:-1], len(few)).contiguous()
+    made, whole = rows.new_empty(len(rows), len(few)), len(rows) - len(rows) % num_rows
+    pieces, by = rows[:whole].numpy().reshape(-1, num_rows, rows.shape[1]), few.detach().numpy().T
+    np.matmul(pieces, by, out=made[:whole].numpy().reshape(-1, num_rows, len(few)))
+    torch.mm(rows[whole:], few.T, out=made[whole:])
+    return made.view(*values.shape[:-1], len(few))
+
+
+def _down(few: Tensor, values: Tensor) -> Tensor:
+    """``few`` turned round, times ``values``: sums over the rows of both. Some columns at a time, as `_thin` takes rows."""
+    width = values.shape[1]
+    num_columns = min(PRODUCT_VALUES // max(few.numel(), 1), width)
+    num_columns = 1 << max(num_columns, 1).bit_length() - 1
+    if num_columns < PIECE_VALUES or width % num_columns or not _is_for_numpy(values, few, few.shape[1]):
+        return torch.mm(few.T, values)
+    pieces = values.detach().numpy().reshape(len(values), -1, num_columns).transpose(1, 0, 2)
+    made = np.matmul(np.ascontiguousarray(few.detach().numpy().T), pieces)
+    return torch.from_numpy(made.transpose(1, 0, 2).reshape(-1, width))
+
+
+def _is_for_numpy(values: Tensor, few: Tensor, num_few: int) -> bool:
+    """Products by a single vector are none of these: numpy's BLAS makes them another way, with threads from a few thousand values on."""
+    return LEAST <= num_few <= FEW and values.numel() > 0 and values.dtype == few.dtype == torch.float32 and values.is_contiguous()
