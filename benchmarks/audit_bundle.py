@@ -138,6 +138,7 @@ class _Worker:
         learned_s = 0.0
         while self.steps < self.kind.num_steps and not self._ends:
             batch = self.steps
+            await books.before_learning()
             arrival, target = self._arrival(batch), self.target(batch)
             begun = time.thread_time()
             learned = self._compute.learn(batch, [arrival.tensor], target, batch)

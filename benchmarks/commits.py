@@ -118,6 +118,9 @@ async def _interval(codec: str, folder: Path, *, steps: int, audited: bool) -> R
     entries = [(entry, _arrival(entry.batch, entry.inputs[0], codec, peer)) for entry in case.entries()]
     begun, waited = time.perf_counter(), 0.0
     for number, (entry, arrival) in enumerate(entries):
+        before = time.perf_counter()
+        await books.before_learning()
+        waited += time.perf_counter() - before
         learned = await loop.run_in_executor(thread, compute.learn, entry.batch, [arrival.tensor], entry.target, number)
         await outbox.keep(TRAIN_LANE, entry.batch, learned.output, number)
         before = time.perf_counter()

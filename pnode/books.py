@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from blake3 import blake3
 
 from dcnr import limits
-from dcnr.errors import DcnrError, for_others
+from dcnr.errors import DcnrError, InvariantBroken, for_others
 from dcnr.ids import Digest, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
@@ -74,10 +74,13 @@ class _Told:
     entry: int
     known_senders: set[Sender]
     lost: str
+    due: model_pb2.Step | None
 
 
 class Books:
     """One per audited replica; used from one event loop. ``inputs``: numbers of the stage's inputs that come from other VNodes.
+
+    A state in between is captured when another entry is to follow, not before: where the interval ends, or an anchor is made, its statement names the state.
 
     ``is_read``: whether other VNodes read its outputs. Then every entry states its output, also one that nobody wants now: what is not said cannot be checked.
     ``held`` hears why nothing more may be learned ("" when it may), ``crowded`` that the interval should end soon.
@@ -98,14 +101,24 @@ class Books:
         self._lost = self._why = ""
         self._asked_to_end = self._has_grown = self._is_unkept = False
         self._told: _Told | None = None
+        self._due: model_pb2.Step | None = None
+        """The last entry, where the state after it is to be named if another one follows."""
         self._known_senders: set[Sender] = set()
         self._folder = EvidenceFolder(Path(order.evidence_dir))
         self._interval = self._submit(self._first, Path(order.state_path))
 
     # ---- entries -------------------------------------------------------------------------------------------------------------
 
+    async def before_learning(self) -> None:
+        """To be called before every batch that is to be learned: the state as it is now is captured where it is to be named."""
+        step, self._due = self._due, None
+        if step is not None:
+            self._track(partial(self._name_state, step, self._interval, self._entry, await self._captured()))
+
     async def learned(self, batch: int, inputs: Inputs, result: StepResult, num_learned: int, frame: Encoded) -> None:
-        """One batch was learned; ``frame``: its output as encoded, where it is kept."""
+        """One batch was learned; ``frame``: its output as encoded, where it is kept. Raises InvariantBroken where `before_learning` was left out."""
+        if self._due is not None:
+            raise InvariantBroken(f"the state before batch {batch} was to be captured", code="state_not_captured")
         step = model_pb2.Step(batch=batch, num_learned=num_learned, loss=result.loss, lr=result.lr)
         self._lineage, self._has_grown = self._lineage.add(batch), True
         await self._note(step, inputs, result.output, frame)
@@ -116,11 +129,12 @@ class Books:
         """
         if self._why and self._bytes >= self._max_bytes and not self._has_grown:
             self._is_unkept, self._lost = True, "there was no room for the inputs and outputs of what was computed again"
+        await self.before_learning()  # as it was before this entry, which changed nothing
         await self._note(model_pb2.Step(batch=batch, num_learned=num_learned, forward_only=True), inputs, output, frame)
 
     async def merged(self, displacements: Sequence[bytes]) -> None:
         """The state took these in; an anchor of it follows."""
-        self._has_grown = True
+        self._has_grown, self._due = True, None
         for data in displacements:
             self._write(f"delta-{self._merges}", data)
             self._merges += 1
@@ -132,7 +146,7 @@ class Books:
         self._steps.append(step)
         self._track(partial(self._keep, entry, step, inputs, output if frame is None and self._is_read else frame))
         if self._entry % self._span_steps == 0:  # also behind one that learned nothing: checks count entries
-            self._track(partial(self._name_state, step, self._interval, self._entry, await self._captured()))
+            self._due = step
 
     async def _keep(self, entry: int, step: model_pb2.Step, inputs: Inputs, output: Encoded | TensorHandle) -> None:
         refused: OSError | None = None
@@ -173,7 +187,7 @@ class Books:
     def anchored(self, statement: identity_pb2.Envelope, log: bytes, anchor: bytes, info: StateInfo) -> None:
         """What was noted since the last statement belongs to this one, which names that anchor; with it the interval goes on."""
         self._write(f"anchor-{self._segment}", anchor)
-        self._info, self._lineage = info, info.lineage
+        self._info, self._lineage, self._due = info, info.lineage, None
         self._signed(statement, log)
         if self._lost:
             self._write("lost", self._lost.encode())
@@ -190,7 +204,9 @@ class Books:
         """The interval ends with it; the next one begins with a state that says ``info`` of itself, or, after a displacement, with an anchor that will come."""
         interval, told = self._interval, None
         if displacement:
-            told = _Told(interval, self._info, self._lineage, tuple(self._steps), self._entry, self._known_senders, self._lost)
+            told = _Told(
+                interval, self._info, self._lineage, tuple(self._steps), self._entry, self._known_senders, self._lost, self._due
+            )
             self._write(f"delta-{self._merges}", displacement)
         self._signed(statement, log)
         if self._lost:
@@ -228,6 +244,7 @@ class Books:
         self._begin_with(told.interval, told.info)
         self._lineage, self._steps, self._entry = told.lineage, list(told.steps), told.entry
         self._known_senders, self._lost, self._has_grown = told.known_senders, told.lost, True
+        self._due = told.due
         self._track(partial(self._run, self._again, told, unused))
 
     # ---- verdicts --------------------------------------------------------------------------------------------------------------
@@ -255,7 +272,7 @@ class Books:
         self._begin_with(self._submit(lambda: self._folder.open(order.SerializeToString())), info)
 
     def _begin_with(self, interval: Future[Interval], info: StateInfo) -> None:
-        self._interval, self._info, self._lineage, self._told = interval, info, info.lineage, None
+        self._interval, self._info, self._lineage, self._told, self._due = interval, info, info.lineage, None, None
         self._steps, self._entry, self._segment, self._merges = [], 0, 0, 0
         self._open_bytes = self._anchor_bytes = 0
         self._lost, self._asked_to_end, self._has_grown, self._is_unkept, self._known_senders = "", False, False, False, set()

@@ -71,8 +71,7 @@ class ReplicaHost:
         self._links = SuccessorLinks(fixed.successors, clock, self.post)
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ended, self._leaving = asyncio.Event(), asyncio.Event()
-        self.handing = HandingOver(info.lineage)
+        self._ended, self._leaving, self.handing = asyncio.Event(), asyncio.Event(), HandingOver(info.lineage)
         self._commits, self.num_learned = info.step, len(info.lineage)
         self._was_complete, self._rate_bytes_s, self.books = False, 0.0, books(self)
         self.merges = Merges(
@@ -283,6 +282,7 @@ class ReplicaHost:
         try:
             await self.inputs.ready(TRAIN_LANE, job.batch)
             target, inputs = self.inputs.target(TRAIN_LANE, job.batch), tensors_of(job.inputs)
+            await self.books.before_learning()
             result, seconds = await self.on_thread(lambda: self._compute.learn(job.batch, inputs, target(), job.num_learned))
             frame = await self._kept(TRAIN_LANE, job, result.output, job.num_learned)
             await self.books.learned(job.batch, job.inputs, result, job.num_learned, frame)

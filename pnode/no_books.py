@@ -6,6 +6,9 @@ from __future__ import annotations
 class NoBooks:
     """The same where audits are not in force: nothing is written down."""
 
+    async def before_learning(self) -> None:
+        """Nothing."""
+
     async def learned(self, *noted: object) -> None:
         """Nothing."""
 

@@ -51,6 +51,7 @@ class Rig:
 
     async def learn(self, batch: int, num_bytes: int = 64) -> None:
         tensor = np.full(num_bytes // 4, batch, np.float32)
+        await self.books.before_learning()
         await self.books.learned(batch, [tensor], StepResult(tensor + 1, 0.5, 1, 1, 1, 0.1), batch, await self.frame(batch))
 
     async def again(self, batch: int, num_bytes: int = 64) -> None:

@@ -44,8 +44,9 @@ class Member:
     """One replica; ``lie`` changes what is merged into it, or what it says that it moved."""
 
     def __init__(
-        self, name: str, root: Path, lie: Callable[[DeltaValues], DeltaValues] = lambda delta: delta, max_bytes: int = 1 << 26
-    ) -> None:
+        self, name: str, root: Path, lie: Callable[[DeltaValues], DeltaValues] = lambda delta: delta, max_bytes: int = 1 << 26,
+        span_steps: int = 256,
+    ) -> None:  # fmt: skip
         self.party, self.root, self.lie = Party(NETWORK), root / name, lie
         self.root.mkdir()
         (self.root / "first.state").write_bytes(FIRST_STATE)
@@ -65,7 +66,7 @@ class Member:
             self.info,
             inputs=[],
             is_read=True,
-            span_steps=256,
+            span_steps=span_steps,
             capture=self._capture,
             held=lambda _: None,
             crowded=self.crowded.append,
@@ -81,6 +82,7 @@ class Member:
     async def learn(self, *batches: int) -> None:
         for batch in batches:
             num_learned = len(self.info.lineage)
+            await self.books.before_learning()
             result = self.compute.learn(batch, [DATA.read_input(batch)], DATA.read_target(batch), num_learned)
             await self.books.learned(batch, [DATA.read_input(batch)], result, num_learned, None)
             self.chain.learned(batch, result.loss)

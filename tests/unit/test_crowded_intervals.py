@@ -111,6 +111,7 @@ class Worker:
                 self.num_computed += 1
                 self.hear(ev.Forwarded(self.now_s, TRAIN_LANE, instruction.batch, 0.01))
             case ev.Learn():
+                await books.before_learning()
                 await books.learned(
                     instruction.batch, [tensor], StepResult(tensor, 0.5, 1, 1, 1, 0.1), instruction.num_learned, None
                 )

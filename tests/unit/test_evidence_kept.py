@@ -12,7 +12,7 @@ import pytest
 from blake3 import blake3
 from evidence_rig import INFO, NAMES, STANDING, Rig, closed_in, run
 
-from dcnr.errors import Unavailable
+from dcnr.errors import InvariantBroken, Unavailable
 from dcnr.ids import ReplicaId, digest_of
 from dcnr.system import SystemClock
 from dcnr.tensor import encode
@@ -152,6 +152,44 @@ def test_a_state_is_named_every_few_entries_also_behind_one_that_learned_nothing
         log = await rig.end(NAMES[0])
         assert [bool(step.state_digest) for step in log.steps] == [False, True, False, True, False]
         assert [len(info.lineage) for info in rig.captured] == [1, 2]
+        rig.books.close()
+
+    run(scenario)
+
+
+def test_no_state_is_captured_with_which_an_interval_ends_anyway(tmp_path: Path) -> None:
+    """Its statement names that one; captured and digested once more it would be the dearest entry of all."""
+
+    async def scenario() -> None:
+        rig = Rig(tmp_path, span_steps=2)
+        for batch in range(4):
+            await rig.learn(batch)
+        log = await rig.end(NAMES[0])
+        assert [bool(step.state_digest) for step in log.steps] == [False, True, False, False]
+        for batch in (4, 5):
+            await rig.learn(batch)
+        assert [len(info.lineage) for info in rig.captured] == [2]
+        await rig.again(6)
+        assert [len(info.lineage) for info in rig.captured] == [2, 2], (
+            "its lineage is of the interval's first state and what was learned since"
+        )
+        assert [bool(step.state_digest) for step in (await rig.end(NAMES[1])).steps] == [False, True, False]
+        rig.books.close()
+
+    run(scenario)
+
+
+def test_a_state_that_was_to_be_captured_is_not_learned_over(tmp_path: Path) -> None:
+    """Who forgot to ask would name the state one batch later, and be accused of it."""
+
+    async def scenario() -> None:
+        rig = Rig(tmp_path, span_steps=1)
+        tensor = np.zeros(16, np.float32)
+        await rig.learn(0)
+        with pytest.raises(InvariantBroken, match="was to be captured"):
+            await rig.books.learned(1, [tensor], StepResult(tensor, 0.5, 1, 1, 1, 0.1), 1, None)
+        await rig.learn(1)
+        assert [len(info.lineage) for info in rig.captured] == [1]
         rig.books.close()
 
     run(scenario)

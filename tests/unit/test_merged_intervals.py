@@ -15,6 +15,7 @@ from merged_rig import FIRST_STATE, STAGE, Member, ratio_of, scaled, without_its
 from test_opening import DATA, NUM_BATCHES, REGISTRY, assigned
 
 from dcnr.errors import Refused
+from dcnr.v1 import model_pb2
 from trust.envelope import digest_of_envelope
 from vnode.bundle import read_bundle
 from vnode.checks.claims import Claim, ClaimedStep
@@ -95,6 +96,41 @@ def test_a_primary_that_merges_something_else_is_seen_and_its_contributor_is_not
         primary, other = await worked(tmp_path, primary_lie=scaled(0.5))
         assert all([await primary.ratio(name) > 2.0 for name in primary.named])
         assert all([await other.ratio(name) <= 1.0 for name in other.named])
+        primary.books.close()
+        other.books.close()
+
+    run(scenario)
+
+
+def test_a_delta_of_as_many_entries_as_one_replay_goes_over_can_be_checked(tmp_path: Path) -> None:
+    """It ends with what the contributor moved, and with no state: one that its log names would be missed in its bundle."""
+
+    async def scenario() -> None:
+        primary, other = Member("a.1", tmp_path), Member("a.2", tmp_path, span_steps=2)
+        await other.stand_on(await primary.merge())
+        await other.learn(10, 11)
+        await primary.merge(await other.delta())
+        assert await other.ratio(other.named[-1]) <= 1.0
+        primary.books.close()
+        other.books.close()
+
+    run(scenario)
+
+
+def test_what_a_contributor_goes_on_with_as_the_primary_has_its_states_named(tmp_path: Path) -> None:
+    """The last entry of an unanswered delta is followed by others then, and a replay starts anew behind it."""
+
+    async def scenario() -> None:
+        primary, other = Member("a.1", tmp_path), Member("a.2", tmp_path, span_steps=2)
+        await other.stand_on(await primary.merge())
+        await other.learn(10, 11)
+        _, _, batches = await other.delta()
+        other.chain.lead(batches)
+        other.books.lead()
+        other.compute.lead()
+        await other.learn(12)
+        log = model_pb2.StepLog.FromString(await other.books.log(""))
+        assert [(step.batch, bool(step.state_digest)) for step in log.steps] == [(10, False), (11, True), (12, False)]
         primary.books.close()
         other.books.close()
 
