@@ -102,13 +102,16 @@ def test_a_primary_that_merges_something_else_is_seen_and_its_contributor_is_not
     run(scenario)
 
 
-def test_a_delta_of_as_many_entries_as_one_replay_goes_over_can_be_checked(tmp_path: Path) -> None:
-    """It ends with what the contributor moved, and with no state: one that its log names would be missed in its bundle."""
+@pytest.mark.parametrize("has_begun_another", [False, True])
+def test_a_delta_of_as_many_entries_as_one_replay_goes_over_can_be_checked(tmp_path: Path, has_begun_another: bool) -> None:
+    """It ends with what the contributor moved, and with no state: one that its log names, since a batch followed that could not be learned, is in no bundle."""
 
     async def scenario() -> None:
         primary, other = Member("a.1", tmp_path), Member("a.2", tmp_path, span_steps=2)
         await other.stand_on(await primary.merge())
         await other.learn(10, 11)
+        if has_begun_another:
+            await other.books.before_learning()
         await primary.merge(await other.delta())
         assert await other.ratio(other.named[-1]) <= 1.0
         primary.books.close()

@@ -187,6 +187,8 @@ def _names_of_states(stated: Stated) -> dict[int, Digest]:
     last = stated.exhibit.statements[-1]
     if isinstance(last, model_pb2.Commit) and stated.steps:
         names[len(stated.steps)] = named_by(last)
+    elif stated.steps:  # what a contributor moved is all that anybody goes on from: the state behind it is in no bundle
+        names.pop(len(stated.steps), None)
     return {entry: Digest(name) for entry, name in names.items()}
 
 
