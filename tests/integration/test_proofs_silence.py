@@ -6,17 +6,20 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 
 import psutil
 import pytest
 from network_rig import BATCH_SIZE, SAMPLES, Rig, running_network
+from nursed_daemon import DEAF
 
 from dcnr import limits
 from dcnr.testing import LocalPNode, Process
 
 PER_PASS = SAMPLES // BATCH_SIZE
 DISK_MB = 256
-PNODES = tuple(LocalPNode(f"p{number}", 1.0, 360, ("--cpu-percent", "20", "--disk-mb", str(DISK_MB))) for number in range(1, 5))
+FLAGS = ("--cpu-percent", "20", "--disk-mb", str(DISK_MB), "--may-be-deaf")
+PNODES = tuple(LocalPNode(f"p{number}", 1.0, 360, FLAGS) for number in range(1, 5))
 """Each has room for two VNodes."""
 LEAD = 12
 """So little that its source has reached it long before a silent machine counts as lost."""
@@ -84,19 +87,28 @@ def test_a_stopped_successor_costs_its_sender_nothing_and_is_replaced(rig: Rig) 
 
 
 def test_training_goes_on_without_any_orchestrator(rig: Rig) -> None:
-    """Goal: with all orchestrators dead a PNode that comes back elsewhere is found through the DHT, training completes, and one with an empty disk ends it."""
+    """Goal: with all orchestrators killed, a PNode that comes back elsewhere is found by all who dial it, through the DHT and by nothing else; training
+    goes on from there to its end, and an orchestrator with an empty disk ends the job.
+    """
     passes = 4
     num_batches = passes * PER_PASS
     job_id = rig.submit("alone", passes=passes, checkpoint_s=2.0, batches_per_s=5.0)
     hosts = rig.learning(job_id, 15, 90)
-    pairs = zip(rig.vnodes, rig.vnodes[1:], strict=False)
-    feeding, reading = next((one, two) for one, two in pairs if hosts[one][0] is not hosts[two][0])
-    moved, finder = hosts[feeding][0], hosts[reading][0]
+    edges = [(one, two) for one, two in pairwise(rig.vnodes) if hosts[one][0] is not hosts[two][0]]
+    feeding, moved = edges[0][0], hosts[edges[0][0]][0]
+    readers = [two for one, two in edges if hosts[one][0] is moved]
     rig.until(lambda: rig.durable(feeding), "a checkpoint is durable", 60)
-    before, known = rig.told(moved), rig.told(finder)
+    before = rig.told(moved)
+    known = {vnode: rig.told(hosts[vnode][0]).dht_lookups for vnode in readers}
     for orchestrator in rig.network.orchestrators:
         rig.network.kill(orchestrator)
     rig.network.kill(moved)
+    for other in rig.network.pnodes:
+        if other is not moved:
+            (other.home / DEAF).touch()
+    left = {vnode: report.num_learned for vnode, (_, report) in rig.hosts().items() if vnode in readers}
+    assert set(left) == set(readers)
+    assert max(left.values()) < num_batches, "there is something left to learn"
     rig.network.restart(moved)
     rig.until(lambda: (rig.status(moved) or before).worker_pid not in (0, before.worker_pid), "it is back", 60)
     after = rig.told(moved)
@@ -108,9 +120,17 @@ def test_training_goes_on_without_any_orchestrator(rig: Rig) -> None:
         return set(now) == set(rig.vnodes) and all(report.num_learned == num_batches for _, report in now.values())
 
     rig.until(complete, "every replica has learned every batch", 120)
-    assert rig.told(finder).dht_lookups > known.dht_lookups, (
-        "gossip may have been first; that the DHT alone is enough: test_membership"
-    )
+    for vnode in readers:
+        finder = hosts[vnode][0]
+        again = (
+            event
+            for event in rig.events(finder)
+            if event.startswith("neighbour_found ") and event.endswith(f" {after.incarnation}")
+        )
+        assert {event.partition(" by ")[2] for event in again} == {f"the DHT, incarnation {after.incarnation}"}
+        assert rig.told(finder).dht_lookups > known[vnode]
+    for other in rig.network.pnodes:
+        (other.home / DEAF).unlink(missing_ok=True)
     fresh = rig.network.orchestrators[0]
     for path in fresh.home.iterdir():
         if path.name != "key.pem":
