@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import grpc
 
-from dcnr import limits
 from dcnr.errors import DcnrError, InvalidInput, Unavailable
 from dcnr.rpc.errors import status_of, trailing_metadata_of
+from dcnr.rpc.options import message_options
 from dcnr.v1 import local_pb2, local_pb2_grpc
 
 MAX_SOCKET_PATH = 100
@@ -45,11 +45,7 @@ class LocalDoor(local_pb2_grpc.LocalServiceServicer):
                 remedy="choose a shorter --home",
             )
         socket.unlink(missing_ok=True)
-        options = [
-            ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", limits.MAX_MESSAGE_BYTES),
-        ]
-        self._server = grpc.aio.server(options=options)
+        self._server = grpc.aio.server(options=message_options())
         local_pb2_grpc.add_LocalServiceServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix:{socket}")
         await self._server.start()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dcnr.errors import DcnrError, InvalidInput, NotRunning, TimedOut
-from dcnr.limits import CALL_TIMEOUT_S, MAX_MESSAGE_BYTES
+from dcnr.limits import CALL_TIMEOUT_S
 
 if TYPE_CHECKING:
     from dcnr.v1 import local_pb2
@@ -43,11 +43,11 @@ async def asked(home: Path, method: str, request: Any) -> Any:
     import grpc
 
     from dcnr.rpc.errors import error_from_rpc
+    from dcnr.rpc.options import message_options
     from dcnr.v1 import local_pb2_grpc
 
-    options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.enable_http_proxy", 0)]
-    # Else one call that failed has the next ones wait, and a daemon that has just started looks dead.
-    options.append(("grpc.use_local_subchannel_pool", 1))
+    # The last: else one call that failed has the next ones wait, and a daemon that has just started looks dead.
+    options = [*message_options(), ("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
         try:
             return await getattr(local_pb2_grpc.LocalServiceStub(channel), method)(request, timeout=CALL_TIMEOUT_S)

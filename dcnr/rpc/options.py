@@ -1,4 +1,4 @@
-"""Channel and server options: an explicit message bound in both directions, and dead peers noticed within `DEAD_PEER_S`."""
+"""Channel and server options: an explicit message bound in both directions, nothing packed, and dead peers noticed within `DEAD_PEER_S`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ MAX_CONNECTIONS: Final = 4096
 """To one server. What comes then is closed before its handshake; strangers who do nothing hold descriptors and memory, but not all of them."""
 IDLE_S: Final = 600.0
 """A connection without a call for so long is closed by its server; who keeps one for later connects anew at once, which costs a handshake."""
+_UNPACKED: Final = 1
+"""Of the bits by which gRPC names the compressions that it takes, the one that stands for none."""
 _NEVER_MS: Final = 2**31 - 1
 
 Options = list[tuple[str, int | str]]
@@ -57,10 +59,20 @@ def channel_options(peer_id: str, *, own_connection: bool = False) -> Options:
     return options
 
 
-def _both_sides() -> Options:
+def message_options() -> Options:
+    """For whatever sends or takes messages: of a bounded size and as they are. Nobody here packs any, and who unpacks one does a thousand times the work of
+    who sends it: a call of packed messages ends (UNIMPLEMENTED) before one is read.
+    """
     return [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.compression_enabled_algorithms_bitset", _UNPACKED),
+    ]
+
+
+def _both_sides() -> Options:
+    return [
+        *message_options(),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
