@@ -247,7 +247,7 @@ def _checked(key: _Key, value: Any, origin: str) -> Any:
 
 
 def _wrong(key: str, value: object, expected: str, origin: str, remedy: str = "") -> InvalidInput:
-    shown = repr(value)[:80]
+    shown, remedy = repr(value)[:80], remedy or "correct it, or leave it out: it has a default"
     message = f"{origin}: {key} is {shown}, expected {expected}"
     return InvalidInput(message, code="bad_setting", remedy=remedy, key=key, value=shown, expected=expected, origin=origin)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from dcnr.errors import InvalidInput, Unavailable
+from dcnr.errors import InvalidInput, Refused, Unavailable
 from dcnr.rpc.dialer import Dialer
 from dcnr.settings import PNodeSettings
 from dcnr.system import SystemClock
@@ -152,12 +152,12 @@ def _owner(settings: PNodeSettings, home: Home, key: NodeKey) -> identity_pb2.En
 
 
 def _known_policy(settings: PNodeSettings, home: Home, clock: SystemClock) -> NetworkPolicy | None:
-    """The network from the given file or from an earlier run. Raises InvalidInput (``wrong_network``, ``no_network``)."""
+    """The network from the given file or from an earlier run. Raises Refused (``wrong_network``), InvalidInput (``no_network``)."""
     wanted, given = settings.network_id, Path(settings.network) if settings.network else None
     if given is not None or home.network.exists():
         policy = newest_policy(given, home.network, clock.wall())
         if wanted and policy.network_id != wanted:
-            raise InvalidInput(
+            raise Refused(
                 f"{given or home.network} belongs to network {policy.network_id}, not to {wanted}", code="wrong_network",
                 remedy="use another --home, or the right --network-id",
             )  # fmt: skip

@@ -16,10 +16,10 @@ import typer
 
 from dcnr import crashpoints
 from dcnr.cli import ending
+from dcnr.cli.beginning import INTERRUPTED
 from dcnr.errors import DcnrError
 from dcnr.rpc.options import QUIET, VERBOSITY
 
-INTERRUPTED: Final = 130
 LOADED_OBJECTS: Final = 100_000
 """New objects between two searches for garbage: a daemon loads three times as many, and none of them is garbage."""
 _SHOWN_DETAILS: Final = 8

@@ -102,13 +102,15 @@ def test_wrong_values_in_the_file_name_file_key_value_and_expectation(tmp_path: 
     error = refused(tmp_path, text)
     assert error.code == "bad_setting"
     assert str(tmp_path / "config.toml") in str(error)
+    assert error.remedy
     assert error.details["key"] in str(error)
     assert f"expected {error.details['expected']}" in str(error)
 
 
 def test_wrong_values_elsewhere(tmp_path: Path) -> None:
     error = refused(tmp_path, env={"PNODE_DATA_PORT": "many"})
-    assert str(error) == "environment PNODE_DATA_PORT: data_port is 'many', expected a whole number from 0 to 65535"
+    assert error.message == "environment PNODE_DATA_PORT: data_port is 'many', expected a whole number from 0 to 65535"
+    assert error.remedy == "correct it, or leave it out: it has a default"
     assert "flag --device" in str(refused(tmp_path, limits_device="tpu"))
     assert "true or false" in str(refused(tmp_path, env={"PNODE_LOG_JSON": "maybe"}))
     assert refused(tmp_path, env={"PNODE_CHECKPOINT_S": "nan"}).details["expected"] == "a number from 1 to 86400"
