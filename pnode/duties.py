@@ -154,8 +154,15 @@ class Duties:
 
     def has_learned_all(self, report: orchestrator_pb2.ReplicaReport) -> bool:
         """Whether that replica has nothing left to learn."""
-        hosted = next((one for entry in self._models if (one := entry.hosted.get(report.replica)) is not None), None)
-        return hosted is not None and 0 < hosted.num_batches <= report.num_learned
+        return 0 < self._num_batches(report.replica) <= report.num_learned
+
+    def is_done(self, report: orchestrator_pb2.ReplicaReport) -> bool:
+        """Whether that replica and all behind it have nothing left to learn, and what it learned is durable."""
+        return 0 < self._num_batches(report.replica) <= min(report.num_learned, report.num_durable, report.floor)
+
+    def _num_batches(self, replica: str) -> int:
+        """Of the job for which that replica is hosted; 0 while it is not known."""
+        return next((int(one.num_batches) for entry in self._models if (one := entry.hosted.get(replica)) is not None), 0)
 
     # -- what is to be done ----------------------------------------------------------------------------------------------------
 

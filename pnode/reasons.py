@@ -92,9 +92,9 @@ Line = Callable[[str, str, str], None]
 def why(
     *, draining: bool, paused: str, attached: int, known_orchestrators: int, membership_trouble: str, worker: WorkerFacts,
     hosted: list[orchestrator_pb2.ReplicaReport], upload_trouble: str, capability: membership_pb2.Capability,
-    contacts: Sequence[local_pb2.Contact] = (), num_seats: int = 0, store_is_away: bool = False,
+    contacts: Sequence[local_pb2.Contact] = (), num_seats: int = 0, store_is_away: bool = False, num_done: int = 0,
 ) -> list[local_pb2.WhyLine]:  # fmt: skip
-    """Reasons for the present state, most important first; codes are stable."""
+    """Reasons for the present state, most important first; codes are stable. ``num_done``: of those hosted, replicas for which nothing is left to do."""
     lines: list[local_pb2.WhyLine] = []
 
     def line(code: str, reason: str, change: str) -> None:
@@ -135,8 +135,9 @@ def why(
     if upload_trouble:
         until = ", until the store is back" if store_is_away else ""
         line("upload_waits", upload_trouble, f"the newest snapshot waits on disk, and its upload is tried again by itself{until}")
-    if not hosted and not lines and num_seats:
-        line("serving", f"{num_seats} VNode{'s' * (num_seats != 1)} of a model answer{'s' * (num_seats == 1)} questions here", "")
+    is_done = num_done == len(hosted)  # so it is where nothing is hosted
+    if is_done and not lines and num_seats:
+        line("serving", f"{_vnodes(num_seats)} of a model answer{'s' * (num_seats == 1)} questions here", "")
     has_room = not hosted and all(found.code == "serving" for found in lines)
     lacking = next((contact for contact in contacts if contact.attached and contact.lacks), None)
     if has_room and lacking is not None:
@@ -146,9 +147,18 @@ def why(
         )  # fmt: skip
     elif has_room:
         _unplaced(capability, contacts, line)
+    if not lines and is_done:
+        line(
+            "all_learned", f"all that {_vnodes(len(hosted))} had to learn is learned and durable",
+            "nothing: work comes with the next job",
+        )  # fmt: skip
     if not lines:
-        line("working", f"{len(hosted)} VNode{'s' * (len(hosted) != 1)} hosted", "")
+        line("working", f"{_vnodes(len(hosted))} hosted", "")
     return lines
+
+
+def _vnodes(count: int) -> str:
+    return f"{count} VNode{'s' * (count != 1)}"
 
 
 def _unplaced(capability: membership_pb2.Capability, contacts: Sequence[local_pb2.Contact], line: Line) -> None:
@@ -194,7 +204,7 @@ def state_of(lines: list[local_pb2.WhyLine]) -> str:
         "assignment_failed": "refusing",
         "quarantined": "quarantined", "rehab": "rehab", "waiting_for_audit": "waiting", "job_paused": "waiting",
         "held_back": "working", "upload_waits": "working", "no_assignment": "idle", "working": "working",
-        "serving": "serving", "component_lacking": "idle", "too_small": "idle",
+        "serving": "serving", "component_lacking": "idle", "too_small": "idle", "all_learned": "idle",
     }  # fmt: skip
     return words[lines[0].code]
 

@@ -183,7 +183,7 @@ class Telling:
         return why(
             draining=self.now.draining, paused=self.pausing.reason if self.pausing.is_paused else "", attached=len(self.streams.attached),
             known_orchestrators=len(self.orchestrators()), membership_trouble=self.membership.trouble, worker=self.now.worker,
-            hosted=self.reports(), upload_trouble=self.uploads.trouble,
+            hosted=(hosted := self.reports()), num_done=sum(map(self.duties.is_done, hosted)), upload_trouble=self.uploads.trouble,
             store_is_away=self.uploads.store_is_away, capability=self.capability(), contacts=self.streams.contacts(),
             num_seats=sum(seat.ready for seat in self.seats.reports()),
         )  # fmt: skip

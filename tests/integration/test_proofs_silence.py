@@ -140,3 +140,8 @@ def test_training_goes_on_without_any_orchestrator(rig: Rig) -> None:
     rig.until(lambda: rig.located(replica) == after.incarnation, f"the DHT has the new place of {replica}", 60, pause_s=0.5)
     rig.ended(job_id, 90)
     assert all(item.exact and item.num_batches == num_batches for item in rig.audit())
+    rig.until(
+        lambda: all(rig.told(one).state in ("idle", "serving") for one, _ in rig.hosts().values()),
+        "nobody says that it still works",
+        30,
+    )

@@ -124,6 +124,22 @@ def test_a_machine_that_only_serves_is_told_why_it_does_not_learn_too() -> None:
     assert codes(lacking, hosted=[orchestrator_pb2.ReplicaReport(replica="a.1")]) == ["working"]
 
 
+@pytest.mark.parametrize(
+    ("num_done", "num_seats", "told"),
+    [(2, 0, ("all_learned", "idle")), (2, 1, ("serving", "serving")), (1, 1, ("working", "working"))],
+)
+def test_who_has_nothing_left_to_learn_does_not_say_that_it_works(num_done: int, num_seats: int, told: tuple[str, str]) -> None:
+    hosted = [
+        orchestrator_pb2.ReplicaReport(replica=name, state=orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE) for name in ("a.1", "b.1")
+    ]
+    found = why(
+        draining=False, paused="", attached=1, known_orchestrators=1, membership_trouble="", worker=WorkerFacts(pid=1), hosted=hosted,
+        upload_trouble="", capability=membership_pb2.Capability(), num_seats=num_seats, num_done=num_done,
+    )  # fmt: skip
+    assert [line.code for line in found] == [told[0]]
+    assert state_of(found) == told[1]
+
+
 def test_a_screen_never_says_that_a_machine_was_seen_from_outside_and_was_not() -> None:
     """On one machine nobody dials from elsewhere, though orchestrators say in their welcome that they reach it."""
 
