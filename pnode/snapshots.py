@@ -72,7 +72,9 @@ class Held:
 
 
 class Shelf:
-    """All snapshots of this machine, in a directory of notes beside their state files."""
+    """All snapshots of this machine, in a directory of notes beside their state files. What touches the disk does so in a thread, one thing after the other:
+    a disk that stands still holds no loop up, and takes one thread.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -81,7 +83,7 @@ class Shelf:
         """Digests of states whose notes the disk could not read when this life began."""
         self._discarded: list[Held] = []
         """Forgotten, with files that are still to go."""
-        self._noting = asyncio.Lock()
+        self._disk = asyncio.Lock()
         self._placed: dict[str, tuple[str, frozenset[str]]] = {}
         """By model: its job, and the replicas that the plan has here. Of a model that is not in it nothing is known, and all of it stays."""
 
@@ -147,7 +149,7 @@ class Shelf:
         """Notes that the disk took not yet, oldest first and none before an older one: a later commit is of no use to a restart that does not find those
         before it. Raises Unavailable where the disk takes one not now either.
         """
-        async with self._noting:
+        async with self._disk:
             for held in [held for held in self._held if not (held.noted or held.named)]:
                 await asyncio.to_thread(write_atomically, held.note, held.ready.SerializeToString())
                 held.noted = True
@@ -163,21 +165,20 @@ class Shelf:
         newest = _newest(self._held).get(held.ready.replica)
         return newest is not None and newest.order > held.order
 
-    def thin(self) -> None:
+    async def thin(self) -> None:
         """Removes the states that no manifest names and that nobody will bring, since a newer one of their replica waits; their commits still go up.
 
         Without it a store that is away costs the disk a state for each checkpoint that was due. Not to be called while one is being brought. Raises
         Unavailable where the disk keeps one.
         """
-        newest = _newest(self._held)
-        waiting = [held for held in self._held if not held.named and newest[held.ready.replica].order > held.order]
-        kept = {held.ready.path for held in self._held if held not in waiting}
-        try:
-            for held in waiting:
-                if held.ready.path not in kept:
-                    Path(held.ready.path).unlink(missing_ok=True)
-        except OSError as error:
-            raise disk_trouble("a state that a newer one replaces cannot be removed", error) from error
+        async with self._disk:
+            newest = _newest(self._held)
+            waiting = [held for held in self._held if not held.named and newest[held.ready.replica].order > held.order]
+            kept = {held.ready.path for held in self._held if held not in waiting}
+            try:
+                await asyncio.to_thread(_unlink, [Path(held.ready.path) for held in waiting if held.ready.path not in kept])
+            except OSError as error:
+                raise disk_trouble("a state that a newer one replaces cannot be removed", error) from error
 
     def named(self, replica: str, step: int) -> None:
         """A manifest names a checkpoint of that replica with ``step`` batches: older snapshots are not needed any more."""
@@ -188,8 +189,9 @@ class Shelf:
         """The plan of that model, for that job, has these replicas here and no others."""
         self._placed[model] = job_id, frozenset(replicas)
 
-    def outlived(self, model: str, newest: model_pb2.Checkpoint) -> None:
-        """A manifest names that as the newest checkpoint of its VNode: what it replaces goes, of replicas that are placed here no more."""
+    def outlived(self, model: str, newest: model_pb2.Checkpoint) -> bool:
+        """A manifest names that as the newest checkpoint of its VNode: what it replaces goes, of replicas that are placed here no more. Whether anything does."""
+        num_before = len(self._held)
         for held in self._left():
             ready = held.ready
             if (ready.model, ready.checkpoint.vnode) != (model, newest.vnode):
@@ -197,6 +199,7 @@ class Shelf:
             is_followed = ready.job_id == newest.job_id and int(ready.checkpoint.step) <= int(newest.step)
             if (is_followed and ready.replica != newest.replica) or ready.job_id != self._placed[model][0]:
                 self.discard(held)
+        return len(self._held) < num_before
 
     def let_go(self) -> None:
         """Of what replicas left that are placed here no more the newest few stay: of a VNode that has gone from here no news comes."""
@@ -216,17 +219,17 @@ class Shelf:
         held.commit_stored = held.uploaded = held.named = False
         held.num_lost += 1
 
-    def unnamed(self, model: str, named: model_pb2.Checkpoint) -> Held | None:
+    async def unnamed(self, model: str, named: model_pb2.Checkpoint) -> Held | None:
         """The newest snapshot of that VNode, if it was named once and a manifest now has nothing newer than ``named``: it waits again."""
         mine = [
             held
             for held in self._held
             if (held.ready.model, held.ready.checkpoint.vnode) == (model, named.vnode)
             and self._may_be_placed(held.ready)  # of others the holder takes nothing
-            and Path(held.ready.path).exists()
         ]
-        newest = max(mine, key=lambda held: held.order, default=None)
-        if newest is None or not newest.named or newest.ready.checkpoint.digest == named.digest:
+        there = await asyncio.to_thread(lambda: [held for held in mine if Path(held.ready.path).exists()])
+        newest = max(there, key=lambda held: held.order, default=None)
+        if newest is None or newest not in self._held or not newest.named or newest.ready.checkpoint.digest == named.digest:
             return None
         step = int(named.step) if named.job_id == newest.ready.job_id else 0
         if int(newest.ready.checkpoint.step) <= step:
@@ -235,26 +238,25 @@ class Shelf:
         return newest
 
     def discard(self, held: Held) -> None:
-        """Forgets a snapshot and removes its files; what the disk keeps goes with a later `tidy`."""
+        """Forgets a snapshot; its files go with the next `tidy`."""
         if held in self._held:
             self._held.remove(held)
         self._discarded.append(held)
-        with contextlib.suppress(Unavailable):
-            self.tidy()
 
-    def tidy(self) -> None:
+    async def tidy(self) -> None:
         """Removes the files of what was discarded. Raises Unavailable where the disk keeps some."""
-        while self._discarded:
-            held = self._discarded[0]
-            try:
-                if not any(other.note == held.note for other in self._held):
-                    held.note.unlink(missing_ok=True)
-                    reached("note.removed")
-                if not any(other.ready.path == held.ready.path for other in self._held):
-                    Path(held.ready.path).unlink(missing_ok=True)
-            except OSError as error:
-                raise disk_trouble("a snapshot that is not needed any more cannot be removed", error) from error
-            del self._discarded[0]
+        async with self._disk:
+            while self._discarded:
+                held = self._discarded[0]
+                try:
+                    if not any(other.note == held.note for other in self._held):
+                        await asyncio.to_thread(_unlink, [held.note])
+                        reached("note.removed")
+                    if not any(other.ready.path == held.ready.path for other in self._held):
+                        await asyncio.to_thread(_unlink, [Path(held.ready.path)])
+                except OSError as error:
+                    raise disk_trouble("a snapshot that is not needed any more cannot be removed", error) from error
+                del self._discarded[0]
 
     async def candidates(self, model: str, job_id: str, vnode: str) -> list[StartingState]:
         """States of that VNode on this machine whose bytes still have their digest, and whose lineage can be read."""
@@ -287,6 +289,11 @@ def _newest(snapshots: Iterable[Held]) -> dict[str, Held]:
         if held.order > known.order:
             found[held.ready.replica] = held
     return found
+
+
+def _unlink(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _removed(note: Path) -> str:

@@ -63,11 +63,12 @@ class Uploads:
         placed here no more go from the disk.
         """
         for checkpoint in news.checkpoints:
-            held = self._shelf.unnamed(news.model, checkpoint)
+            held = await self._shelf.unnamed(news.model, checkpoint)
             if held is not None:
                 self._say("upload_lost", held.ready.replica, "the manifest does not name it any more: it is brought again")
                 self._wake.set()
-            self._shelf.outlived(news.model, checkpoint)
+            if self._shelf.outlived(news.model, checkpoint):
+                self._wake.set()
             await self._durable(checkpoint.replica, checkpoint.lineage, checkpoint.digest)
 
     @property
@@ -101,7 +102,7 @@ class Uploads:
         failed: what the next tries settle by themselves, and what is told as `nobody_found`, is no trouble of uploads.
         """
         waiting, trouble, has_failed = False, None, False
-        refused = await self._write_notes()
+        refused = await self._refused_by_disk(self._shelf.write_notes)
         behind: set[tuple[str, str]] = set()
         for held in list(self._shelf.pending()):
             place = held.ready.model, held.ready.checkpoint.vnode
@@ -121,20 +122,17 @@ class Uploads:
                 behind.add(place)
                 if not self._passes(held, error):
                     trouble = trouble or (held.ready.replica, error)
+            await self._refused_by_disk(self._shelf.tidy)  # what it replaces waits for no other's upload
         self._shelf.let_go()
-        try:
-            self._shelf.thin()
-            self._shelf.tidy()
-        except Unavailable as error:
-            refused = error
+        refused = await self._refused_by_disk(self._shelf.thin) or await self._refused_by_disk(self._shelf.tidy) or refused
         if refused is not None:
             return True, trouble or ("snapshots", refused), True
         return waiting, trouble, has_failed
 
-    async def _write_notes(self) -> Unavailable | None:
-        """What the disk says where it still takes none."""
+    async def _refused_by_disk(self, work: Callable[[], Awaitable[None]]) -> Unavailable | None:
+        """What the disk says where it does not do it now either."""
         try:
-            await self._shelf.write_notes()
+            await work()
         except Unavailable as error:
             return error
         return None
@@ -189,7 +187,7 @@ class Uploads:
             kind=data_pb2.OBJECT_KIND_STATE, model=ready.model, owner=checkpoint.vnode, digest=checkpoint.digest
         )
         if not held.uploaded:
-            if is_gone(Path(ready.path)):  # its commits are what could still be brought
+            if await asyncio.to_thread(is_gone, Path(ready.path)):  # its commits are what could still be brought
                 raise NotFound("its state is not on this disk any more")
             await self._objects.write_file(
                 ref, Path(ready.path), size_bytes=int(checkpoint.size_bytes), sha256=Digest(checkpoint.digest)

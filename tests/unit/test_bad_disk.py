@@ -284,8 +284,10 @@ def test_a_note_that_could_not_be_removed_is_left_to_a_snapshot_that_has_it_agai
         [held] = shelf.pending()
         with refusing("unlink"):
             shelf.discard(held)
+            with pytest.raises(Unavailable):
+                await shelf.tidy()
         await shelf.add(ready)
-        shelf.tidy()
+        await shelf.tidy()
         assert Path(ready.path).exists()
         assert held.note.exists()
 
