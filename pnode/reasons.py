@@ -122,10 +122,9 @@ def why(
         )
     _held_against(contacts, line)
     for report in hosted:
-        if report.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED and (paused or not worker.alive):
-            continue  # it ended with the worker, whose reason is told above
         if report.state == orchestrator_pb2.ASSIGNMENT_STATE_FAILED:
-            line("assignment_failed", f"{report.replica}: {report.reason}", "see limits and components in `pnode config show`")
+            if worker.alive and not paused:  # else it ended with the worker, whose reason is told above
+                line("assignment_failed", f"{report.replica}: {report.reason}", "see limits and components in `pnode config show`")
         elif report.reason.startswith("waiting_for_audit"):
             line("waiting_for_audit", f"{report.replica}: {report.reason}", "nothing: it goes on when its work was checked")
         elif report.reason.startswith("job_paused"):
@@ -136,8 +135,8 @@ def why(
         until = ", until the store is back" if store_is_away else ""
         line("upload_waits", upload_trouble, f"the newest snapshot waits on disk, and its upload is tried again by itself{until}")
     is_done = num_done == len(hosted)  # so it is where nothing is hosted
-    if is_done and not lines and num_seats:
-        line("serving", f"{_vnodes(num_seats)} of a model answer{'s' * (num_seats == 1)} questions here", "")
+    if not lines and is_done:
+        _done(num_done, num_seats, line)
     has_room = not hosted and all(found.code == "serving" for found in lines)
     lacking = next((contact for contact in contacts if contact.attached and contact.lacks), None)
     if has_room and lacking is not None:
@@ -147,14 +146,20 @@ def why(
         )  # fmt: skip
     elif has_room:
         _unplaced(capability, contacts, line)
-    if not lines and is_done:
-        line(
-            "all_learned", f"all that {_vnodes(len(hosted))} had to learn is learned and durable",
-            "nothing: work comes with the next job",
-        )  # fmt: skip
     if not lines:
         line("working", f"{_vnodes(len(hosted))} hosted", "")
     return lines
+
+
+def _done(num_done: int, num_seats: int, line: Line) -> None:
+    if num_seats:
+        line("serving", f"{_vnodes(num_seats)} of a model answer{'s' * (num_seats == 1)} questions here", "")
+    elif num_done:
+        line(
+            "all_learned",
+            f"all that {_vnodes(num_done)} had to learn is learned and durable",
+            "nothing: work comes with the next job",
+        )
 
 
 def _vnodes(count: int) -> str:
