@@ -11,8 +11,9 @@ import hashlib
 import os
 import secrets
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataservice.dataset_manifest import DatasetManifest, FieldSpec, ShardRef
+from dataservice.tidying import tidied
 from dcnr import limits
 from dcnr.crashpoints import reached
 from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, Unavailable, disk_trouble
@@ -100,7 +102,7 @@ class LocalCache:
     ``free_bytes``: what the disk has for further files; where that is less than they may have, others go for it.
 
     A file is verified when it is first used by this process; a damaged one is fetched again. Callers of the same digest share one
-    fetch. Files that others have mapped stay readable after their removal.
+    fetch. Files that others have mapped stay readable after their removal. The disk is asked in threads: one that stands still holds no loop up.
     """
 
     def __init__(self, directory: Path, quota_bytes: int, fetch: Fetch, *, free_bytes: Callable[[], int] | None = None) -> None:
@@ -108,7 +110,11 @@ class LocalCache:
         self._free_bytes = free_bytes or (lambda: quota_bytes)
         self._coming_bytes, self._came = 0, asyncio.Condition()
         self._locks: dict[Digest, asyncio.Lock] = {}
-        self._verified: OrderedDict[Digest, int] = OrderedDict()
+        """Of files that are being brought, looked at or removed."""
+        self._waiting: Counter[Digest] = Counter()
+        self._evicting = asyncio.Lock()
+        self._verified: OrderedDict[Digest, None] = OrderedDict()
+        """In the order of their use."""
         directory.mkdir(parents=True, exist_ok=True)
 
     async def path(self, digest: Digest, max_bytes: int = limits.MAX_OBJECT_BYTES) -> Path:
@@ -117,9 +123,7 @@ class LocalCache:
         """
         path = self._directory / check_digest(digest)
         try:
-            if digest in self._verified and path.exists():
-                self._use(digest, path)
-            else:
+            if not await self._used(digest, path):
                 await self._brought(digest, path, max_bytes)
         except OSError as error:
             raise disk_trouble("the cache cannot be used", error) from error
@@ -134,14 +138,21 @@ class LocalCache:
 
     async def _brought(self, digest: Digest, path: Path, max_bytes: int) -> None:
         """Once, however many ask."""
-        lock = self._locks.setdefault(digest, asyncio.Lock())
+        async with self._locked(digest):
+            if not await self._used(digest, path):
+                await self._obtain(digest, path, max_bytes)
+
+    @contextlib.asynccontextmanager
+    async def _locked(self, digest: Digest) -> AsyncIterator[None]:
+        """Nobody else has to do with that file meanwhile."""
+        self._waiting[digest] += 1
         try:
-            async with lock:
-                if digest not in self._verified or not path.exists():
-                    await self._obtain(digest, path, max_bytes)
+            async with self._locks.setdefault(digest, asyncio.Lock()):
+                yield
         finally:
-            if not lock.locked():
-                self._locks.pop(digest, None)
+            self._waiting[digest] -= 1
+            if not self._waiting[digest]:
+                del self._waiting[digest], self._locks[digest]
 
     async def _obtain(self, digest: Digest, path: Path, max_bytes: int) -> None:
         if not await asyncio.to_thread(_matches, path, digest):
@@ -151,12 +162,14 @@ class LocalCache:
                 try:
                     await self._bring(digest, fetched, max_bytes, room_bytes)
                     reached("cache.fetched")
-                    fetched.replace(path)
+                    await asyncio.to_thread(fetched.replace, path)
                     reached("cache.renamed")
                 finally:
-                    fetched.unlink(missing_ok=True)
-        self._use(digest, path)
-        self._evict(self._quota_bytes, keep=digest)
+                    await tidied(partial(_remove, fetched))
+        await asyncio.to_thread(_use, path)
+        self._verified[digest] = None
+        self._verified.move_to_end(digest)
+        await self._evict(self._quota_bytes, keep=digest)
 
     async def _bring(self, digest: Digest, fetched: Path, max_bytes: int, room_bytes: int) -> None:
         try:
@@ -165,7 +178,7 @@ class LocalCache:
             if error.code in TOO_LARGE and room_bytes < max_bytes:
                 raise self._too_large(digest, room_bytes) from error
             raise
-        if fetched.stat().st_size > room_bytes:
+        if (await asyncio.to_thread(fetched.stat)).st_size > room_bytes:
             raise self._too_large(digest, room_bytes)
         if not await asyncio.to_thread(_matches, fetched, digest):
             raise Corrupt(f"shard {digest} arrived with another digest", code="wrong_digest", shard=digest)
@@ -190,15 +203,16 @@ class LocalCache:
             yield wanted
             return
         async with self._came:
-            await self._came.wait_for(lambda: not self._coming_bytes or wanted <= self._left_bytes())
-            room_bytes = min(wanted, self._left_bytes())
+            while self._coming_bytes and wanted > await self._left_bytes():
+                await self._came.wait()
+            room_bytes = min(wanted, await self._left_bytes())
             if room_bytes <= 0:
                 raise Unavailable(
                     f"the disk has no room for {digest}",
                     code="disk_trouble",
                     remedy="free disk space, or lower limits.disk_min_free_mb",
                 )
-            self._evict(self._left_bytes() - room_bytes, keep=digest)
+            await self._evict(await self._left_bytes() - room_bytes, keep=digest)
             self._coming_bytes += room_bytes
         try:
             yield room_bytes
@@ -207,31 +221,64 @@ class LocalCache:
             async with self._came:
                 self._came.notify_all()
 
-    def _left_bytes(self) -> int:
+    async def _left_bytes(self) -> int:
         """For files, those that are here included, beside what is on its way."""
-        return min(self._quota_bytes, sum(one.st_size for one in self._files().values()) + self._free_bytes()) - self._coming_bytes
+        there = await asyncio.to_thread(lambda: sum(one.st_size for one in self._files().values()) + self._free_bytes())
+        return min(self._quota_bytes, there) - self._coming_bytes
 
     def _files(self) -> dict[str, os.stat_result]:
-        return {path.name: path.stat() for path in self._directory.iterdir() if not path.name.startswith(".")}
+        found: dict[str, os.stat_result] = {}
+        for path in self._directory.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+                if not path.name.startswith("."):
+                    found[path.name] = path.stat()
+        return found
 
-    def _use(self, digest: Digest, path: Path) -> None:
-        self._verified[digest] = path.stat().st_size
+    async def _used(self, digest: Digest, path: Path) -> bool:
+        """Whether this process has verified it and it is still there: then it is what was used last."""
+        if digest not in self._verified or not await asyncio.to_thread(_is_there, path) or digest not in self._verified:
+            return False
         self._verified.move_to_end(digest)
-        with contextlib.suppress(OSError):  # only the order in which a later life removes files suffers
-            os.utime(path)
+        return True
 
-    def _evict(self, bound_bytes: int, *, keep: Digest) -> None:
-        """Left-overs of earlier runs go first, by time of last use, then files of this run in the order of their use."""
-        files = self._files()
-        total = sum(status.st_size for status in files.values())
-        order = sorted((name for name in files if name not in self._verified), key=lambda name: (files[name].st_mtime, name))
-        for name in [*order, *self._verified]:
-            if total <= bound_bytes:
-                return
-            if name in files and name != keep:
-                (self._directory / name).unlink(missing_ok=True)
-                self._verified.pop(Digest(name), None)
-                total -= files[name].st_size
+    async def _evict(self, bound_bytes: int, *, keep: Digest) -> None:
+        """Left-overs of earlier runs go first, by time of last use, then files of this run in the order of their use. What is being brought or looked at
+        stays: whoever does that evicts, too, when it is done.
+        """
+        async with self._evicting:
+            files = await asyncio.to_thread(self._files)
+            total = sum(status.st_size for status in files.values())
+            order = sorted((name for name in files if name not in self._verified), key=lambda name: (files[name].st_mtime, name))
+            for digest in map(Digest, [*order, *self._verified]):
+                if total <= bound_bytes:
+                    return
+                if digest in files and digest != keep and digest not in self._locks:
+                    async with self._locked(digest):
+                        self._verified.pop(digest, None)
+                        await asyncio.to_thread((self._directory / digest).unlink, missing_ok=True)
+                    total -= files[digest].st_size
+
+
+def _use(path: Path) -> None:
+    """It is there, and counts as used now."""
+    path.stat()
+    with contextlib.suppress(OSError):  # only the order in which a later life removes files suffers
+        os.utime(path)
+
+
+def _is_there(path: Path) -> bool:
+    """Then it counts as used now."""
+    try:
+        _use(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _remove(path: Path) -> None:
+    """Where the disk lets it: a disk that refuses has been told by what was written there."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _matches(path: Path, digest: Digest) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Final
 from dataservice.addresses import AddressRule
 from dataservice.blocks import Blocks
 from dataservice.pacing import Outgoing, Pace, Paced, Sent
+from dataservice.tidying import tidied
 from dataservice.transfer import download, upload
 from dcnr import limits
 from dcnr.client import Orchestrators, better, goes_on
@@ -37,7 +38,6 @@ TRANSFERS_AT_ONCE: Final = 6
 """Threads that carry bytes; a transfer that finds none free waits for one, and keeps no small request waiting."""
 MAX_ASKED: Final = 3
 """Orchestrators whose word is taken on an object that is said not to be there, or that comes with other bytes: each may cost its bytes once more."""
-TIDY_S: Final = 1.0
 OUT_OF_REACH_S: Final = 60.0
 """A store that did not answer in time is not tried again for so long: where a firewall drops what is sent there, every object would wait for seconds."""
 
@@ -100,7 +100,7 @@ class ObjectClient:
             await self.read_file(ref, path, max_bytes=max_bytes)
             return await asyncio.to_thread(_read, path)
         finally:
-            await _tidied(partial(_remove, path))
+            await tidied(partial(_remove, path))
 
     async def write_file(self, ref: Ref, path: Path, *, size_bytes: int, sha256: Digest, prefer: NodeId | None = None) -> None:
         """The object is in the store (also if it was there before). ``prefer`` is asked first whether it may be. Raises Refused, Corrupt, Unavailable."""
@@ -130,7 +130,7 @@ class ObjectClient:
             await asyncio.to_thread(_write, path, data)
             await self.write_file(ref, path, size_bytes=len(data), sha256=digest, prefer=prefer)
         finally:
-            await _tidied(partial(_remove, path))
+            await tidied(partial(_remove, path))
         return digest
 
     async def _by_store(self, straight: Callable[[], Awaitable[object]]) -> bool:
@@ -294,12 +294,7 @@ async def _drafted(destination: Path) -> AsyncIterator[_Draft]:
     try:
         yield draft
     finally:
-        await _tidied(draft.close)
-
-
-async def _tidied(work: Callable[[], None]) -> None:
-    """In a thread: a disk that stands still holds up no loop, and nobody for longer than `TIDY_S`; what is left then is done when the disk goes on."""
-    await asyncio.wait((asyncio.get_running_loop().run_in_executor(None, work),), timeout=TIDY_S)
+        await tidied(draft.close)
 
 
 def _lay(draft: Path, destination: Path) -> None:

@@ -190,7 +190,9 @@ class Shelf:
         self._placed[model] = job_id, frozenset(replicas)
 
     def outlived(self, model: str, newest: model_pb2.Checkpoint) -> bool:
-        """A manifest names that as the newest checkpoint of its VNode: what it replaces goes, of replicas that are placed here no more. Whether anything does."""
+        """A manifest names that as the newest checkpoint of its VNode: what it replaces goes, of replicas that are placed here no more: whether
+        anything does.
+        """
         num_before = len(self._held)
         for held in self._left():
             ready = held.ready

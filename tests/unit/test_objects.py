@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dataservice import objects
+from dataservice import objects, tidying
 from dataservice.addresses import AddressRule
 from dataservice.objects import ObjectClient
 from dataservice.pacing import Pace, Paced
@@ -376,7 +376,7 @@ def test_one_whose_address_leads_to_nothing_is_not_the_last_one_asked(play: Play
 
 def test_a_read_that_is_given_up_on_a_disk_that_stands_still_holds_up_nobody(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(world: World) -> None:
-        monkeypatch.setattr(objects, "TIDY_S", 0.05)
+        monkeypatch.setattr(tidying, "TIDY_S", 0.05)
         stands, goes_on = threading.Event(), threading.Event()
 
         def stand_still(descriptor: int) -> None:

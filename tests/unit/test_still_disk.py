@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from test_uploads import Scene, news, play, states_on_disk, until
 
+from dataservice.datasets import LocalCache
+from dcnr.ids import Digest, digest_of
 from dcnr.v1 import model_pb2
 
 WITHIN_S = 60.0
@@ -20,34 +22,39 @@ WITHIN_S = 60.0
 
 
 class StillDisk:
-    """Calls of `os` that wait until the disk goes on."""
+    """Calls of `os` with what lies there that wait until the disk goes on."""
 
-    def __init__(self) -> None:
-        self.goes_on, self.waiting = threading.Event(), threading.Event()
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self.goes_on, self.waiting, self.holds_loop_up = threading.Event(), threading.Event(), False
 
     def standing(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """The same call, on that disk."""
 
         def stand(*arguments: Any, **options: Any) -> Any:
+            if not str(arguments[0]).startswith(str(self._place)):
+                return call(*arguments, **options)
             self.waiting.set()
-            assert threading.current_thread() is not threading.main_thread(), "the loop waits for the disk"
-            assert self.goes_on.wait(WITHIN_S)
+            if threading.current_thread() is threading.main_thread():
+                self.holds_loop_up = True
+            else:
+                assert self.goes_on.wait(WITHIN_S)
             return call(*arguments, **options)
 
         return stand
 
 
 @contextmanager
-def standing_still(monkeypatch: pytest.MonkeyPatch, *calls: str) -> Iterator[StillDisk]:
-    """The disk stands still for these calls of `os` until this ends."""
-    disk = StillDisk()
+def standing_still(monkeypatch: pytest.MonkeyPatch, place: Path, call: str) -> Iterator[StillDisk]:
+    """The disk stands still for that call of `os`, below that place, until this ends."""
+    disk = StillDisk(place)
     with monkeypatch.context() as patched:
-        for name in calls:
-            patched.setattr(os, name, disk.standing(getattr(os, name)))
+        patched.setattr(os, call, disk.standing(getattr(os, call)))
         try:
             yield disk
         finally:
             disk.goes_on.set()
+    assert not disk.holds_loop_up
 
 
 async def meets(disk: StillDisk) -> None:
@@ -55,11 +62,13 @@ async def meets(disk: StillDisk) -> None:
     await until(disk.waiting.is_set)
 
 
-def test_snapshots_that_are_replaced_wait_for_the_disk_and_the_loop_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_that_are_replaced_wait_for_the_disk_and_the_loop_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story(scene: Scene) -> None:
         await scene.uploads.added(scene.snapshot(1))
         await until(lambda: scene.uploads.num_pending == 0)
-        with standing_still(monkeypatch, "unlink") as disk:
+        with standing_still(monkeypatch, tmp_path, "unlink") as disk:
             await scene.uploads.added(scene.snapshot(2))
             await meets(disk)
             assert scene.uploads.num_pending == 0, "what is in the store is said to be"
@@ -76,17 +85,67 @@ def test_news_of_a_manifest_wait_for_no_disk(tmp_path: Path, monkeypatch: pytest
         await scene.uploads.added(scene.snapshot(1))
         await until(lambda: scene.uploads.num_pending == 0)
         scene.shelf.places("m", "j", ["v.2"])
-        with standing_still(monkeypatch, "unlink") as disk:
+        with standing_still(monkeypatch, tmp_path, "unlink") as disk:
             await scene.uploads.heard(news("m", named))
             await meets(disk)
         await until(lambda: states_on_disk(scene) == [])
         scene.shelf.places("m", "j", ["v.1"])
         await scene.uploads.added(scene.snapshot(2))
         await until(lambda: scene.uploads.num_pending == 0)
-        with standing_still(monkeypatch, "stat") as disk:
+        with standing_still(monkeypatch, tmp_path, "stat") as disk:
             hearing = asyncio.create_task(scene.uploads.heard(news("m", named)))
             await meets(disk)
             assert not hearing.done()
         await hearing
 
     play(tmp_path, story)
+
+
+@pytest.mark.parametrize("call", ["stat", "utime", "listdir", "replace", "unlink"])
+def test_a_cache_whose_disk_stands_still_is_waited_for_beside_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A file that is there, one that comes, and one that goes for it."""
+    contents = {digest_of(bytes([number]) * 100): bytes([number]) * 100 for number in range(3)}
+    first, second, third = contents
+
+    async def fetch(digest: Digest, path: Path, max_bytes: int) -> None:
+        await asyncio.to_thread(path.write_bytes, contents[digest])
+
+    async def story() -> None:
+        cache = LocalCache(tmp_path / "c", 250, fetch)
+        await cache.path(first)
+        await cache.path(second)
+        with standing_still(monkeypatch, tmp_path, call) as disk:
+            asking = asyncio.gather(cache.path(second), cache.path(third))
+            await meets(disk)
+            assert not asking.done()
+        assert [path.name for path in await asking] == [second, third]
+        assert {path.name for path in (tmp_path / "c").iterdir()} == {second, third}
+
+    asyncio.run(story())
+
+
+def test_what_is_asked_for_while_it_goes_comes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for a file that the disk is about to remove is not given what is gone a moment later."""
+    contents = {digest_of(bytes([number]) * 100): bytes([number]) * 100 for number in range(3)}
+    first, second, third = contents
+    fetched: list[Digest] = []
+
+    async def fetch(digest: Digest, path: Path, max_bytes: int) -> None:
+        fetched.append(digest)
+        await asyncio.to_thread(path.write_bytes, contents[digest])
+
+    async def story() -> None:
+        cache = LocalCache(tmp_path / "c", 250, fetch)
+        await cache.path(first)
+        await cache.path(second)
+        with standing_still(monkeypatch, tmp_path / "c" / first, "unlink") as disk:
+            coming = asyncio.create_task(cache.path(third))
+            await meets(disk)
+            asking = asyncio.create_task(cache.path(first))
+        await coming
+        assert (await asking).read_bytes() == contents[first]
+        assert fetched == [first, second, third, first]
+
+    asyncio.run(story())
