@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
-from pathlib import Path
 
 from dcnr import limits
 from dcnr.crashpoints import reached
@@ -19,12 +18,13 @@ from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
 from pnode.authority import Accepted, Ignored, Source, Term, Unconfirmed, Verdict
 from pnode.budget import Budget
 from pnode.headcheck import HeadCheck
-from pnode.home import Home, read_message, write_atomically
+from pnode.home import Home, read_message
 from pnode.leaving import Leaving
 from pnode.models import Hosted, Model, Models, order_of
 from pnode.orders import HostingOptions, Orders
 from pnode.placing import Placing, Say
 from pnode.provision import Provisioner
+from pnode.written import Written
 from trust.envelope import open_single, parse
 from trust.network import NetworkPolicy
 
@@ -49,6 +49,7 @@ class Duties:
         self._placing = Placing(node_id, policy, provisioner, budget, orders, self._leaving, send, hosted_changed, say, resting)
         self._models = Models(node_id, policy, self._forgotten)
         self._reconciling, self._stopping = asyncio.Lock(), False
+        self._written = Written(home, say)
 
     # -- what others tell ------------------------------------------------------------------------------------------------------
 
@@ -66,6 +67,7 @@ class Duties:
             entry.authority.term = Term(int(desired.epoch), signer)
             entry.authority.applied(desired)
             entry.desired = desired
+            self._written.load_head(desired.model)
 
     async def desired_received(self, envelope: identity_pb2.Envelope) -> None:
         """Judges a desired state from any orchestrator's stream."""
@@ -108,7 +110,7 @@ class Duties:
             self._confirm(entry, head.model, signer.node_id)
         if term != before and term is not None:
             self._say("term_confirmed", term.holder, f"the head names epoch {term.epoch}")
-            self._home_write(self._home.head_path(head.model), envelope)
+            await self._written.head(head.model, envelope)
 
     def head_granted(self, news: orchestrator_pb2.HeadNews) -> None:
         """Remembers the grant that came with a head. Raises Refused, Corrupt for one that is not for that head.
@@ -245,13 +247,7 @@ class Duties:
 
     def heads_seen(self) -> list[identity_pb2.Envelope]:
         """The newest confirmed head of each model, as it was signed."""
-        heads: list[identity_pb2.Envelope] = []
-        for model, _ in self._models.items():
-            try:
-                heads += filter(None, [read_message(self._home.head_path(model), identity_pb2.Envelope)])
-            except (Corrupt, Unavailable) as error:  # a damaged file must not keep this PNode from attaching
-                self._say("head_damaged", model, error.message)
-        return heads
+        return self._written.heads(model for model, _ in self._models.items())
 
     def holder(self) -> NodeId | None:
         """The holder of the newest confirmed term."""
@@ -290,25 +286,34 @@ class Duties:
     async def _judged(self, entry: Model, verdict: Verdict) -> None:
         match verdict:
             case Accepted(desired):
-                envelope = entry.envelopes.get(order_of(desired))
-                reached("desired.accepted")
-                if envelope is None:
-                    return
-                if not self._home_write(self._home.desired_path(desired.model), envelope):
-                    entry.unwritten = desired
-                    if entry.writing is None or entry.writing.done():
-                        entry.writing = self._group.create_task(self._write_again(entry))
-                    return
-                reached("desired.persisted")
-                entry.authority.applied(desired)
-                entry.desired = desired
-                told = f"plan {desired.plan_number} of {desired.holder[:8]}, epoch {desired.epoch}"
-                self._say("plan_accepted", desired.model, told)
-                await self.reconcile()
+                if await self._taken(entry, desired):
+                    await self.reconcile()
             case Unconfirmed(model, claimed):
                 self._confirm(entry, model, claimed.holder)
             case Ignored(code, reason) if code not in ("stale", "not_yet", "unconfirmed"):
                 self._say("not_obeyed", code, reason)
+
+    async def _taken(self, entry: Model, desired: model_pb2.DesiredState) -> bool:
+        """Whether it is persisted and in force: a newer one, or another term, may have come while it waited for the disk."""
+        envelope = entry.envelopes.get(order_of(desired))
+        reached("desired.accepted")
+        if envelope is None:
+            return False
+        async with self._written.turn:
+            if not _is_in_force(entry, desired):
+                return False
+            if not await self._written.desired(desired.model, envelope):
+                entry.unwritten = desired
+                if entry.writing is None or entry.writing.done():
+                    entry.writing = self._group.create_task(self._write_again(entry))
+                return False
+            reached("desired.persisted")
+            if not _is_in_force(entry, desired):
+                return False
+            entry.authority.applied(desired)
+            entry.desired = desired
+        self._say("plan_accepted", desired.model, f"plan {desired.plan_number} of {desired.holder[:8]}, epoch {desired.epoch}")
+        return True
 
     async def _write_again(self, entry: Model) -> None:
         """No orchestrator repeats a desired state on a stream that lives: what the disk did not take is judged and written again from here."""
@@ -334,7 +339,7 @@ class Duties:
                     await self._judged(entry, verdict)
                 if entry.authority.term != before and entry.authority.term is not None:
                     self._say("term_confirmed", entry.authority.term.holder, f"the head names epoch {entry.authority.term.epoch}")
-                    self._home_write(self._home.head_path(model), envelope)
+                    await self._written.head(model, envelope)
                 if not entry.authority.unconfirmed:
                     return
             except DcnrError as error:
@@ -353,7 +358,7 @@ class Duties:
             self._group.create_task(self._let_go(model, replica, hand_over=False))
         model.unwritten = None
         self._provisioner.placed(name, "", ())
-        self._home.forget(name)
+        self._group.create_task(self._written.forget(name, lambda: self._models.get(name) is not None))
         self._say("model_forgotten", name, "another model takes its place, and it has no work here")
 
     async def _let_go(self, entry: Model, replica: str, *, hand_over: bool) -> None:
@@ -370,13 +375,11 @@ class Duties:
             hosted.task.cancel()
         return hosted
 
-    def _home_write(self, path: Path, envelope: identity_pb2.Envelope) -> bool:
-        try:
-            write_atomically(path, envelope.SerializeToString(deterministic=True))
-        except Unavailable as error:
-            self._say("disk_trouble", path.name, error.message)
-            return False
-        return True
+
+def _is_in_force(entry: Model, desired: model_pb2.DesiredState) -> bool:
+    """Whether it is newer than what is in force, of the same term."""
+    term = entry.authority.term
+    return term == Term(int(desired.epoch), NodeId(desired.holder)) and int(desired.sequence) > entry.authority.desired_sequence
 
 
 def _steps_down(before: model_pb2.DesiredAssignment, after: model_pb2.DesiredAssignment) -> bool:

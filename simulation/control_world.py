@@ -296,7 +296,8 @@ def adapters(knobs: ControlKnobs, keyring: Keyring) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(signatures(keyring))
         for name, value in {
-            "pnode.duties.write_atomically": control_disk.write_atomically,
+            "pnode.written.write_atomically": control_disk.write_atomically,
+            "pnode.written.read_message": control_disk.read_message,
             "pnode.duties.read_message": control_disk.read_message,
             "pnode.headcheck.fetch_small": fetch_small,
             "orchestrator.decider.SWEEP_S": knobs.sweep_s,

@@ -32,6 +32,7 @@ from orchestrator.silence import Judgement
 from orchestrator.ties import Ties
 from pnode.budget import Budget, Reservation
 from pnode.duties import Duties
+from pnode.written import Written
 from simulation.control_replica import Replica
 from simulation.control_worker import WorkerModel
 from trust.commits import Place, VerifiedCommit, VerifiedDelta
@@ -144,13 +145,13 @@ def wall_clocks_are_believed(patch: pytest.MonkeyPatch) -> None:
 
 def acts_without_persisting(patch: pytest.MonkeyPatch) -> None:
     """Persist, then act: a disk that takes nothing is no reason to wait."""
-    write = Duties._home_write
+    write = Written.desired
 
-    def careless(self: Duties, path: Any, envelope: identity_pb2.Envelope) -> bool:
-        write(self, path, envelope)
+    async def careless(self: Written, model: str, envelope: identity_pb2.Envelope) -> bool:
+        await write(self, model, envelope)
         return True
 
-    patch.setattr(Duties, "_home_write", careless)
+    patch.setattr(Written, "desired", careless)
 
 
 def what_the_disk_refused_is_forgotten(patch: pytest.MonkeyPatch) -> None:

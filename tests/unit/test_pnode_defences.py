@@ -186,8 +186,11 @@ def test_a_damaged_head_on_disk_does_not_keep_the_pnode_from_attaching(tmp_path:
         async with asyncio.TaskGroup() as group:
             mine = duties(tmp_path, said, group)
             await mine.head_received(head(FIRST), Source.OWN_GET)
+            await mine.desired_received(desired(FIRST, 1))
+            mine.load()
             assert len(mine.heads_seen()) == 1
             (tmp_path / "home" / "head-m.pb").write_bytes(b"\xff\xff\xff")
+            mine.load()
             assert mine.heads_seen() == []
             assert said[-1][0] == "head_damaged"
 

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_pnode_defences import FIRST, SECOND, desired, duties, head
 from test_uploads import Scene, news, play, states_on_disk, until
 
 from dataservice.datasets import LocalCache
 from dcnr.ids import Digest, digest_of
-from dcnr.v1 import model_pb2
+from dcnr.v1 import identity_pb2, model_pb2
+from pnode.authority import Source
+from pnode.home import read_message
 
 WITHIN_S = 60.0
 """After which a test whose loop the disk holds up fails, instead of hanging."""
@@ -147,5 +150,56 @@ def test_what_is_asked_for_while_it_goes_comes_again(tmp_path: Path, monkeypatch
         await coming
         assert (await asking).read_bytes() == contents[first]
         assert fetched == [first, second, third, first]
+
+    asyncio.run(story())
+
+
+def test_desired_states_wait_for_the_disk_one_after_the_other_and_the_newest_has_the_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is obeyed that a restart would not find; meanwhile the daemon's loop goes on."""
+    said: list[tuple[str, str, str]] = []
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            mine = duties(tmp_path, said, group)
+            await mine.head_received(head(FIRST), Source.OWN_GET)
+            with standing_still(monkeypatch, tmp_path / "home" / ".desired", "open") as disk:
+                first = group.create_task(mine.desired_received(desired(FIRST, 1)))
+                await meets(disk)
+                for later in (newest := desired(FIRST, 3), desired(FIRST, 2)):
+                    group.create_task(mine.desired_received(later))
+                    await asyncio.sleep(0)
+                assert len(mine.heads_seen()) == 1, "what a control stream begins with waits for no disk"
+                assert mine.term()[2] is None
+                assert not first.done()
+        in_force = mine.term()[2]
+        assert in_force is not None
+        assert in_force.sequence == 3
+        kept = read_message(tmp_path / "home" / "desired-m.pb", identity_pb2.Envelope)
+        assert kept == newest
+        assert [kind for kind, _, _ in said].count("plan_accepted") == 2, (
+            "the one that was overtaken is not obeyed for a moment either"
+        )
+
+    asyncio.run(story())
+
+
+def test_a_desired_state_whose_term_ends_while_it_waits_for_the_disk_is_not_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[str, str, str]] = []
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            mine = duties(tmp_path, said, group)
+            await mine.head_received(head(FIRST), Source.OWN_GET)
+            with standing_still(monkeypatch, tmp_path / "home" / ".desired", "open") as disk:
+                group.create_task(mine.desired_received(desired(FIRST, 1)))
+                await meets(disk)
+                group.create_task(mine.head_received(head(SECOND, epoch=2), Source.OWN_GET))
+                await until(lambda: (term := mine.term()[1]) is not None and term.epoch == 2)
+        assert mine.term()[2] is None
+        assert "plan_accepted" not in [kind for kind, _, _ in said]
 
     asyncio.run(story())
