@@ -7,6 +7,7 @@ entries are asked again, with growing pauses, for ever; `Membership.trouble` say
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -157,7 +158,9 @@ class Membership:
                     await self._exchanges.last(self._view.partners(self._rng, LEAVE_PARTNERS, self._time.monotonic()))
             except TimeoutError:
                 pass
-            self._seeker.save_cache()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                    await self._seeker.save_cache()
         await self._doubts.close()
         await self._partners.close()
         if self._directory_runs:
@@ -304,7 +307,7 @@ class Membership:
             elif now >= self._renew_at:
                 self._renew()
             await self._exchanges.round(group, self._view.partners(self._rng, self._settings.num_partners, now))
-            self._seeker.save_what_is_due()
+            self._seeker.save_what_is_due(group)
             await asyncio.sleep(MIN_PAUSE_S)
             try:
                 async with asyncio.timeout(self._settings.exchange_s * self._rng.uniform(0.75, 1.25)):

@@ -93,6 +93,7 @@ class Seeker:
         self._cached: tuple[CachedPeer, ...] = ()
         self._saved: frozenset[Entry] = frozenset()
         self._save_again_at = float("-inf")
+        self._saving: asyncio.Task[None] | None = None
         self._told: OrderedDict[str, list[Entry]] = OrderedDict()
         self._answered_at = self._document_at = self._cache_at = float("-inf")
         self._retry, self._retry_apart = _Growing(), _Growing()
@@ -107,8 +108,8 @@ class Seeker:
             if read.problem:
                 _log.warning("contacts_damaged", problem=read.problem)
 
-    def save_cache(self) -> None:
-        """Remembers the nodes known now; a disk that refuses is told in the log and no reason to stop."""
+    async def save_cache(self) -> None:
+        """Remembers the nodes known now; a disk that refuses is told in the log and no reason to stop, one that stands still holds no loop up."""
         now = self._time.wall()
         met = [CachedPeer(entry, now) for entry in _entries_of(self._view.members())]
         if self._cache_path is None or not met:
@@ -116,7 +117,7 @@ class Seeker:
         self._cached, self._saved = tuple(remember(self._cached, met)), frozenset(peer.entry for peer in met)
         self._save_again_at = self._time.monotonic() + SAVE_SOON_S
         try:
-            write_cache(self._cache_path, self._cached)
+            await asyncio.to_thread(write_cache, self._cache_path, self._cached)
         except OSError as error:
             _log.warning("contacts_not_saved", reason=error.strerror)
 
@@ -182,12 +183,12 @@ class Seeker:
         await self._ask([self._rng.choice(known), *self._rng.sample(missing, min(1, len(missing)))], own)
         return True
 
-    def save_what_is_due(self) -> None:
-        """Saves the cache now and then, and soon where few are saved; called after every round of gossip."""
+    def save_what_is_due(self, group: asyncio.TaskGroup) -> None:
+        """Saves the cache now and then, and soon where few are saved, in ``group``; called after every round of gossip, which waits for no disk."""
         now = self._time.monotonic()
-        if now >= self._cache_at or self._few_are_saved(now):
+        if (now >= self._cache_at or self._few_are_saved(now)) and (self._saving is None or self._saving.done()):
             self._cache_at = now + self._cache_s
-            self.save_cache()
+            self._saving = group.create_task(self.save_cache())
 
     def _next_look_s(self) -> float:
         """Seconds until the entries may be asked again, if that is needed."""

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from still_disk_rig import standing_still
 from town_rig import MAINTAINER, SkewedClock, Town, in_town, until
 
 from dcnr.errors import DcnrError, Refused
@@ -41,6 +42,20 @@ def test_a_restarted_node_comes_back_with_what_it_remembers(tmp_path: Path) -> N
             ),
             "the new address did not spread",
         )
+
+    in_town(scene)
+
+
+def test_contacts_that_wait_for_a_disk_keep_no_gossip_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(town: Town) -> None:
+        await town.orchestrator()
+        path = tmp_path / "nodes.json"
+        with standing_still(monkeypatch, tmp_path, "open") as disk:
+            node = await town.add(cache_path=path)
+            await until(disk.waiting.is_set, "nothing is saved")
+            later = await town.add()
+            await until(lambda: node.knows(later), "the node that waits for its disk hears of nobody")
+        await until(path.exists, "what waited is not saved")
 
     in_town(scene)
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from still_disk_rig import StillDisk, standing_still
 from test_pnode_defences import FIRST, SECOND, desired, duties, head
 from test_uploads import Scene, news, play, states_on_disk, until
 
@@ -19,45 +15,6 @@ from dcnr.ids import Digest, digest_of
 from dcnr.v1 import identity_pb2, model_pb2
 from pnode.authority import Source
 from pnode.home import read_message
-
-WITHIN_S = 60.0
-"""After which a test whose loop the disk holds up fails, instead of hanging."""
-
-
-class StillDisk:
-    """Calls of `os` with what lies there that wait until the disk goes on."""
-
-    def __init__(self, place: Path) -> None:
-        self._place = place
-        self.goes_on, self.waiting, self.holds_loop_up = threading.Event(), threading.Event(), False
-
-    def standing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same call, on that disk."""
-
-        def stand(*arguments: Any, **options: Any) -> Any:
-            if not str(arguments[0]).startswith(str(self._place)):
-                return call(*arguments, **options)
-            self.waiting.set()
-            if threading.current_thread() is threading.main_thread():
-                self.holds_loop_up = True
-            else:
-                assert self.goes_on.wait(WITHIN_S)
-            return call(*arguments, **options)
-
-        return stand
-
-
-@contextmanager
-def standing_still(monkeypatch: pytest.MonkeyPatch, place: Path, call: str) -> Iterator[StillDisk]:
-    """The disk stands still for that call of `os`, below that place, until this ends."""
-    disk = StillDisk(place)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, call, disk.standing(getattr(os, call)))
-        try:
-            yield disk
-        finally:
-            disk.goes_on.set()
-    assert not disk.holds_loop_up
 
 
 async def meets(disk: StillDisk) -> None:
