@@ -300,7 +300,7 @@ class Duties:
         if envelope is None:
             return False
         async with self._written.turn:
-            if not _is_in_force(entry, desired):
+            if not _is_accepted(entry, desired):
                 return False
             if not await self._written.desired(desired.model, envelope):
                 entry.unwritten = desired
@@ -308,7 +308,7 @@ class Duties:
                     entry.writing = self._group.create_task(self._write_again(entry))
                 return False
             reached("desired.persisted")
-            if not _is_in_force(entry, desired):
+            if not _is_accepted(entry, desired):
                 return False
             entry.authority.applied(desired)
             entry.desired = desired
@@ -376,10 +376,9 @@ class Duties:
         return hosted
 
 
-def _is_in_force(entry: Model, desired: model_pb2.DesiredState) -> bool:
-    """Whether it is newer than what is in force, of the same term."""
-    term = entry.authority.term
-    return term == Term(int(desired.epoch), NodeId(desired.holder)) and int(desired.sequence) > entry.authority.desired_sequence
+def _is_accepted(entry: Model, desired: model_pb2.DesiredState) -> bool:
+    """Whether one that was accepted still would be."""
+    return isinstance(entry.authority.offered(desired, NodeId(desired.holder)), Accepted)
 
 
 def _steps_down(before: model_pb2.DesiredAssignment, after: model_pb2.DesiredAssignment) -> bool:
