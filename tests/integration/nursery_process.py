@@ -158,8 +158,11 @@ def daemons() -> Callable[[Birth], NoReturn]:
     """Makes of a forked process the one that `LocalNetwork` starts: ``-m MODULE …`` or ``nursed_daemon.py …``. It ends as any program does."""
     import nursed_daemon
 
+    from dataservice import s3
+
     for name in LOADED_BY_DAEMONS:
         importlib.import_module(name)
+    s3.S3Store(s3.StoreAddress("http://127.0.0.1:1", "none", "none", "none")).close()  # reads what boto knows of S3
 
     def serve(birth: Birth) -> NoReturn:
         alone(birth, birth.pipe)
