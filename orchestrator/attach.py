@@ -65,6 +65,8 @@ class _Stream:
     builds: frozenset[str] | None = None
     """What it can build, as it said first."""
     events: int = 0
+    advert: VerifiedAdvert | None = None
+    """The last one that a beat brought and that holds: nearly every beat brings it again."""
 
 
 class AttachService:
@@ -248,12 +250,16 @@ class AttachService:
                     runtime.exits.heard(view.plan.job_id, good)
 
     def _new_advert(self, stream: _Stream, envelope: identity_pb2.Envelope, now: float) -> None:
-        try:
-            verified = open_advert(envelope, network_id=self._shared.policy.network_id, now_wall=self._shared.clock.wall())
-        except DcnrError:
-            return
-        if verified.node_id == stream.pnode_id:
-            self._shared.inventory.advertised(verified.advert, now, verified.owner)
+        now_wall, verified = self._shared.clock.wall(), stream.advert
+        if verified is None or verified.envelope != envelope or verified.advert.expires_unix_ms <= now_wall * 1000:
+            try:
+                verified = open_advert(envelope, network_id=self._shared.policy.network_id, now_wall=now_wall)
+            except DcnrError:
+                return
+            if verified.node_id != stream.pnode_id:
+                return
+            stream.advert = verified
+        self._shared.inventory.advertised(verified.advert, now, verified.owner)
 
     def probe(self, node_id: str) -> None:
         """A look, our own and that of a few others, at a PNode that a neighbour cannot reach, or of which a beat is missing."""

@@ -19,7 +19,7 @@ from orchestrator.silence import REATTACH_GRACE_S
 from trust.identity import NodeKey
 from trust.in_force import InForce
 from trust.network import create_document, verify_chain
-from trust.records import make_advert
+from trust.records import VerifiedAdvert, make_advert, open_advert
 
 PNODE, MAINTAINER, ORCHESTRATOR = (NodeKey.generate() for _ in range(3))
 WALL_S = 1_700_000_000.0
@@ -185,3 +185,39 @@ def test_what_a_stranger_says_of_others_costs_nothing_and_what_a_neighbour_says_
         assert orchestrator.shared.nodes_changed.version == told, "what was known before is no news"
 
     asyncio.run(story())
+
+
+def test_an_advert_that_comes_with_every_beat_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until another one comes, or its time is over: then it says nothing any more."""
+    opened: list[identity_pb2.Envelope] = []
+
+    def counted(envelope: identity_pb2.Envelope, **kinds: Any) -> VerifiedAdvert:
+        opened.append(envelope)
+        return open_advert(envelope, **kinds)
+
+    monkeypatch.setattr("orchestrator.attach.open_advert", counted)
+    orchestrator = Orchestrator(lambda: None)
+    orchestrator.inventory.attached(PNODE.node_id, 0.0)
+    stream = _Stream(PNODE.node_id, "192.0.2.2:7700")
+
+    def advert(key: NodeKey, software: str) -> identity_pb2.Envelope:
+        return make_advert(
+            key, network_id=POLICY.network_id, kind=membership_pb2.NODE_KIND_PNODE, incarnation=1, sequence=2, control_addresses=["192.0.2.1:7700"],
+            now_wall=WALL_S, lifetime_s=100.0, software=software,
+        )  # fmt: skip
+
+    def beat(envelope: identity_pb2.Envelope) -> str:
+        """What the orchestrator then knows of its software."""
+        orchestrator.clock.now += 10.0
+        copy = identity_pb2.Envelope.FromString(envelope.SerializeToString())
+        orchestrator.service._beat(stream, orchestrator_pb2.Beat(worker_alive=True, advert=copy))
+        return orchestrator.inventory.nodes()[PNODE.node_id].software
+
+    first, second, forged = advert(PNODE, "one"), advert(PNODE, "two"), advert(PNODE, "three")
+    forged.signatures[0].signature = second.signatures[0].signature
+    assert [beat(first), beat(first), beat(second), beat(second)] == ["one", "one", "two", "two"]
+    assert opened == [first, second]
+    assert [beat(forged), beat(advert(MAINTAINER, "four"))] == ["two", "two"], "what is not its own word changes nothing"
+    orchestrator.clock.now = 100.0
+    orchestrator.inventory.nodes()[PNODE.node_id].software = "unheard"
+    assert beat(second) == "unheard", "it has expired"
