@@ -45,10 +45,12 @@ browser: $(VENV)/.installed
 	fi; \
 	$(BIN)/python -m benchmarks.browser >/dev/null || echo "without it everything but tests/browser runs"
 
-# Types are checked meanwhile, in what the tests leave of the processor: in a fresh checkout that takes half a minute.
+# Types are checked meanwhile, in what the tests leave of the processor: in a fresh checkout that takes half a minute. There one process also compiles the tests
+# for all: each of the others would do it for itself, at the same time.
 test: style browser
 	@without=; $(BIN)/python -m benchmarks.browser >/dev/null 2>&1 || without="--ignore tests/browser"; \
 	nice $(BIN)/mypy --no-error-summary & types=$$!; \
+	test -d tests/unit/__pycache__ || $(BIN)/python -m pytest tests $$without --collect-only --quiet >/dev/null; \
 	$(BIN)/python -m pytest tests $$without --numprocesses $(TEST_PROCESSES) --max-worker-restart 2 --dist loadfile --no-loadscope-reorder; \
 	tests=$$?; \
 	test -z "$$without" || { echo "NOT RUN, for want of a browser: tests/browser"; $(BIN)/python -m benchmarks.browser; }; \

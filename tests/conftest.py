@@ -16,11 +16,11 @@ from hypothesis import settings
 from xdist.remote import Producer
 
 FIRST = (
-    "test_trouble_store_faults", "test_trouble_interrupts", "test_trouble_store", "test_leaving", "test_proofs", "test_proofs_silence", "test_proofs_stopped",
-    "test_shared_vnodes", "test_audited_network", "test_chaos", "test_trouble_orchestrators", "test_crash_points", "test_answers", "test_readme",
-    "test_control_under_load", "test_narrow_link", "test_commands", "test_proofs_unlike", "test_replicas", "test_auditing",
-    "test_trouble_start", "test_store_denied", "test_asking", "test_worker", "test_cpu_share", "test_outside_components", "test_uplink_share",
-    "test_store_out_of_reach", "test_ways_back",
+    "test_trouble_store_faults", "test_audited_cheats", "test_trouble_interrupts", "test_trouble_store", "test_leaving", "test_proofs",
+    "test_proofs_silence", "test_proofs_stopped", "test_shared_vnodes", "test_audited_network", "test_chaos", "test_trouble_orchestrators",
+    "test_crash_points", "test_answers", "test_readme", "test_control_under_load", "test_narrow_link", "test_commands", "test_proofs_unlike",
+    "test_replicas", "test_auditing", "test_trouble_start", "test_store_denied", "test_asking", "test_worker", "test_cpu_share", "test_outside_components",
+    "test_uplink_share", "test_store_out_of_reach", "test_ways_back",
 )  # fmt: skip
 """Networks and workers by what they take on two cores, longest first. All others follow as they come, and the last of several test processes begins at the
 other end (`giving_out`).
