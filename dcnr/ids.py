@@ -28,7 +28,7 @@ ReplicaId = NewType("ReplicaId", str)
 _HEX40 = re.compile(r"[0-9a-f]{40}")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-_REPLICA = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\.[0-9]{1,9}")
+_REPLICA = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\.[0-9]{1,15}")
 
 
 def digest_of(data: bytes | bytearray | memoryview) -> Digest:

@@ -24,7 +24,9 @@ from orchestrator.offers import NodeOffer, PlanPolicy, PlanRequest
 
 NUMBER_RANGES: Final = 900_000
 RANGE_SIZE: Final = 1_000
-"""Replica numbers: each model begins in a range of its own, at most nine digits."""
+"""Replica numbers: each model begins in a range of its own."""
+TERM_SIZE: Final = 100_000
+"""Each term gives numbers above those of all terms before: in a store that went back a plan does not tell how many were given since."""
 CORRECTION_STEP: Final = 1.1
 """What everybody's measurements say together counts in steps of this factor: it concerns every node, and is never exact."""
 
@@ -32,6 +34,14 @@ CORRECTION_STEP: Final = 1.1
 def first_replica(model: str) -> int:
     """Where a model's replica numbers begin: apart from those of other models, since a PNode may host two whose VNodes share names."""
     return int.from_bytes(hashlib.sha256(model.encode()).digest()[:4], "big") % NUMBER_RANGES * RANGE_SIZE
+
+
+def next_replica(request: PlanRequest) -> int:
+    """The first number that the next plan may give. Numbers only grow, and none is given twice, also where a term follows a head that went back: its epoch is
+    above all that were seen.
+    """
+    before = int(request.previous.next_replica) if request.previous is not None else 0
+    return max(before, first_replica(request.model) + TERM_SIZE * request.epoch)
 
 
 class Board:
@@ -61,7 +71,7 @@ class Board:
         self.unsettled: set[str] = set()
         """VNodes whose replicas this plan has changed for a fault: they get nothing more in the same breath."""
         previous = request.previous
-        self.next_replica = previous.next_replica if previous is not None else first_replica(request.model)
+        self.next_replica = next_replica(request)
         self._weights: dict[str, dict[str, float]] = {}
         """By VNode and replica, as in the plan before."""
         for item in previous.assignments if previous is not None and request.goes_on else ():

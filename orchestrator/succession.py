@@ -11,7 +11,7 @@ from typing import Final
 
 from dcnr.ids import number_of
 from dcnr.v1 import model_pb2
-from orchestrator.board import Board, awaited_by_vnode
+from orchestrator.board import Board, awaited_by_vnode, next_replica
 from orchestrator.costs import StageCost
 from orchestrator.loads import Load, Seat
 from orchestrator.offers import PLACEABLE, USABLE, NodeOffer, PlanRequest
@@ -69,7 +69,7 @@ def follow(board: Board, request: PlanRequest) -> list[Loss] | None:
         or board.request.fences != request.fences
     ):
         return None
-    board.request, board.next_replica = request, request.previous.next_replica
+    board.request, board.next_replica = request, next_replica(request)
     board.awaited = awaited_by_vnode(request.nodes)
     losses: list[Loss] = []
     fresh: list[NodeOffer] = []

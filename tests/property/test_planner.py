@@ -13,7 +13,7 @@ from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator import board
 from orchestrator.costs import StageCost, disk_bytes, spool_bytes
 from orchestrator.offers import NodeOffer, PlanPolicy, PlanRequest
-from orchestrator.planner import make_plan, same_placement, seconds_per_batch
+from orchestrator.planner import Planner, make_plan, same_placement, seconds_per_batch
 
 ACTIVE = orchestrator_pb2.NODE_STATE_ACTIVE
 OFFLINE = orchestrator_pb2.NODE_STATE_OFFLINE
@@ -195,6 +195,26 @@ def test_measured_steps_correct_the_prediction() -> None:
     nodes.append(node(2))
     after = carried_out(stages, nodes, make_plan(request(stages, nodes, plan), POLICY))
     assert next(item for item in after.assignments if item.vnode == "v0").pnode_id != slow
+
+
+def test_each_term_gives_numbers_above_those_of_all_terms_before() -> None:
+    """Where the store went back, the plan does not tell how many numbers were given since; PNodes and the store still know replicas by them."""
+    stages, nodes = [stage(0), stage(1)], [node(index) for index in range(3)]
+    planner = Planner(POLICY)
+    copied = make_plan(request(stages, nodes), POLICY)
+    gone = copied.assignments[0].pnode_id
+    left = [replace(item, state=OFFLINE, reason="gone") if item.node_id == gone else item for item in nodes]
+    lost = make_plan(request(stages, left, copied), POLICY)
+    again = make_plan(replace(request(stages, left, copied), epoch=2), POLICY)
+    for one in (lost, again):
+        assert len({item.replica for item in one.assignments} - {item.replica for item in copied.assignments}) == 1
+    known = {item.replica for item in (*copied.assignments, *lost.assignments)}
+    assert len({item.replica for item in again.assignments} - known) == 1
+    assert again.next_replica > lost.next_replica
+    made = planner.make(replace(request(stages, nodes, copied), previous_digest="c" * 64))
+    planner.named("d" * 64)
+    followed = planner.make(replace(request(stages, left, made.plan), previous_digest="d" * 64, epoch=2))
+    assert followed.plan.next_replica > lost.next_replica, "also on the board of the term before"
 
 
 def test_replicas_of_different_models_never_share_an_id() -> None:
