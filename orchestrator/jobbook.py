@@ -28,7 +28,9 @@ from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
 
 MISSING_LOOKS: Final = 20
-"""An object of a listed job that is not found is looked for this often before the job counts as one that can never run: a read may be stale."""
+"""An object of a listed job that is not found is looked for this often before the job counts as one that can never run: a read may be stale. So may a
+listing that lacks what is remembered: after so many in a row it is forgotten.
+"""
 UNSIGNED_LOOKS: Final = 300
 """A request that too few of the maintainers known here have signed is looked at this often, by a holder for five minutes, before the job counts as one that can
 never run: whoever accepted it may know a newer network document, of which this orchestrator hears later. So is one that begins with a manifest that nobody
@@ -51,6 +53,8 @@ class JobBook:
         self._model, self._store, self._policy, self._loader = model, store, policy, loader
         self._records: dict[str, JobRecord] = {}
         self._missing: dict[str, int] = {}
+        self._doubts: dict[str, int] = {}
+        """In how many counted looks in a row the listing lacked what is remembered of a job."""
         self._unsigned: dict[str, int] = {}
         """How often a request was looked at that nobody known here has signed, by the network document of `_read_by`."""
         self._read_by = policy()
@@ -113,9 +117,10 @@ class JobBook:
         self._listed = frozenset(job_id for job_id, found in kinds.items() if "request" in found and not _bad_name(job_id))
         self._needed = needed if counts else self._needed
         self._unread = {job_id: known for job_id, known in self._unread.items() if job_id in kinds}
+        self._doubt(kinds, counts)
         num_failed = 0
         for job_id, found in sorted(kinds.items()):
-            if job_id not in self._listed or (job_id != needed and self._is_left_out(job_id, counts)):
+            if job_id not in self._listed or job_id in self._doubts or (job_id != needed and self._is_left_out(job_id, counts)):
                 continue
             try:
                 await self._read_job(job_id, found, counts)
@@ -128,6 +133,23 @@ class JobBook:
         is_lost = bool(needed) and needed not in self._listed and needed not in self._records
         if is_lost and counts and not self._may_appear(needed):  # nobody could call it off, and no other job would ever begin
             self._records[needed] = JobRecord(needed, 0.0, None, "", problem="the store has its request no more")
+
+    def _doubt(self, kinds: Mapping[str, Mapping[str, float]], counts: bool) -> None:
+        """Holds what is remembered against what the store lists: a store that went back has lost some of it, and nothing else tells that to
+        whoever read nothing while its head was the older one.
+        """
+        doubts, self._doubts = self._doubts, {}
+        for job_id, record in list(self._records.items()):
+            found = kinds.get(job_id, {})
+            goes_on = record.request is None or job_id == self._needed  # without its request too
+            is_there = "end" in found if record.end is not None else goes_on or "request" in found
+            times = 0 if is_there else doubts.get(job_id, 0) + counts
+            if times >= MISSING_LOOKS:
+                del self._records[job_id]
+            elif not is_there:
+                self._doubts[job_id] = times
+            if is_there == record.is_doubted and job_id in self._records:
+                self._records[job_id] = replace(record, is_doubted=not is_there)
 
     def _is_left_out(self, job_id: str, counts: bool) -> bool:
         why, times, left = self._unread.get(job_id, ("", 0, 0))
@@ -186,7 +208,7 @@ class JobBook:
         """The job's `end` exists and is equal to this outcome."""
         record = self._records.get(outcome.job_id)
         if record is not None:
-            self._records[outcome.job_id] = replace(record, end=outcome)
+            self._records[outcome.job_id] = replace(record, end=outcome, is_doubted=False)
 
     async def _read_request(self, job_id: str, requested_at: float, counts: bool) -> JobRecord | None:
         """None: something of it was not found, or nobody known here has signed it, which may pass."""

@@ -50,6 +50,8 @@ class JobRecord:
     pause: model_pb2.JobPause | None = None
     """The newest statement that it pauses or goes on."""
     end: model_pb2.Outcome | None = None
+    is_doubted: bool = False
+    """The newest listing lacks what is remembered of it: it is stale, or the store went back. Nothing is decided by it until one shows it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ def next_change(
 
     ``taken_back``: states of which the manifest under the head says so.
     """
+    jobs = {job_id: item for job_id, item in jobs.items() if not item.is_doubted}
     ended = frozenset(item.job_id for item in jobs.values() if item.end is not None)
     active = head.active
     if active.job_id:

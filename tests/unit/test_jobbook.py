@@ -20,8 +20,8 @@ from orchestrator.changes import Activate, Decide, apply
 from orchestrator.documents import sealed
 from orchestrator.ends import LONGEST_PAUSE_S, Ends
 from orchestrator.history import History
-from orchestrator.jobbook import MAX_PAUSE_LOOKS, MAX_UNREAD, UNSIGNED_LOOKS, JobBook
-from orchestrator.jobs import next_change
+from orchestrator.jobbook import MAX_PAUSE_LOOKS, MAX_UNREAD, MISSING_LOOKS, UNSIGNED_LOOKS, JobBook
+from orchestrator.jobs import ends_to_write, next_change
 from orchestrator.retention import kept_states
 from orchestrator.view import ModelView, ViewLoader
 from trust.amendment import Changes, amend
@@ -314,7 +314,8 @@ def test_what_a_store_that_went_back_has_no_more_is_no_job_and_no_end() -> None:
     shelf.store.rewind(keys.job_request("m", "lost"), None)
     shelf.store.rewind(keys.job_end("m", "kept"), None)
     shelf.refresh()
-    assert shelf.activated() == "lost", "a listing may be stale: nothing is forgotten for that"
+    assert sorted(shelf.book.records) == ["kept", "lost"], "a listing may be stale: nothing is forgotten for that"
+    assert shelf.activated() == "", "nor is anything begun by what it does not show"
     asyncio.run(shelf.book.refresh(num_back=1))
     assert sorted(shelf.book.records) == ["kept"]
     assert shelf.activated() == "kept", "it goes on from where the store is"
@@ -323,12 +324,51 @@ def test_what_a_store_that_went_back_has_no_more_is_no_job_and_no_end() -> None:
     assert shelf.activated() == ""
 
 
+def test_what_a_store_lost_is_forgotten_after_some_looks_by_whoever_read_no_older_head() -> None:
+    """It had been asleep while the head was the older one: a job that ran once more was ended by it as it had ended before, with a result that was lost."""
+    shelf = Shelf()
+    shelf.submit("kept", begins_with=shelf.manifest(1, HOLDER))
+    shelf.submit("lost", begins_with=shelf.manifest(2, HOLDER))
+    shelf.end("kept")
+    shelf.refresh()
+    shelf.store.rewind(keys.job_request("m", "lost"), None)
+    shelf.store.rewind(keys.job_end("m", "kept"), None)
+    head = model_pb2.Head(active=model_pb2.ActiveJob(job_id="kept", state=model_pb2.JOB_STATE_RUNNING))
+    shelf.refresh(MISSING_LOOKS - 1)
+    assert next_change(head, shelf.book.records, None, 0) is None, "it may have ended, or not"
+    outcome = model_pb2.Outcome(job_id="kept", state=model_pb2.JOB_STATE_CANCELLED)
+    decided = model_pb2.Head(decided=[outcome])
+    assert not ends_to_write(decided, shelf.book.records), "who has decided it does not write it into the store that went back"
+    shelf.refresh()
+    assert list(ends_to_write(decided, shelf.book.records)) == [outcome]
+    assert list(shelf.book.records) == ["kept"]
+    assert shelf.book.records["kept"].end is None
+    assert shelf.activated() == "kept"
+
+
+def test_a_stale_listing_between_others_forgets_nothing() -> None:
+    shelf = Shelf()
+    shelf.submit("a", begins_with=shelf.manifest(1, HOLDER))
+    shelf.end("a")
+    shelf.refresh()
+    end = shelf.store.peek(keys.job_end("m", "a"))
+    for _ in range(2):
+        shelf.store.rewind(keys.job_end("m", "a"), None)
+        shelf.refresh(MISSING_LOOKS - 1)
+        for _ in range(3):
+            asyncio.run(shelf.book.look())
+        shelf.store.rewind(keys.job_end("m", "a"), end)
+        shelf.refresh()
+    assert shelf.book.records["a"].end is not None
+    assert not shelf.book.records["a"].is_doubted
+
+
 def test_an_active_job_of_which_the_store_has_no_request_fails_after_some_looks() -> None:
     """As where a head is newer than what was restored beside it: unread for ever, it would keep all other jobs waiting, and nobody could call it off."""
     shelf = Shelf()
     shelf.submit("waits", begins_with=shelf.manifest(1, HOLDER))
     head = model_pb2.Head(active=model_pb2.ActiveJob(job_id="lost", state=model_pb2.JOB_STATE_RUNNING))
-    for _ in range(jobbook.MISSING_LOOKS - 1):
+    for _ in range(MISSING_LOOKS - 1):
         asyncio.run(shelf.book.refresh("lost"))
         assert next_change(head, shelf.book.records, None, 0) is None, "a listing may be stale"
     asyncio.run(shelf.book.refresh("lost"))
@@ -349,6 +389,6 @@ def test_an_active_job_that_was_read_once_goes_on_without_its_request() -> None:
     shelf.submit("active", begins_with=shelf.manifest(1, HOLDER))
     asyncio.run(shelf.book.refresh("active"))
     shelf.store.rewind(keys.job_request("m", "active"), None)
-    for _ in range(2 * jobbook.MISSING_LOOKS):
+    for _ in range(2 * MISSING_LOOKS):
         asyncio.run(shelf.book.refresh("active"))
     assert not shelf.book.records["active"].problem
