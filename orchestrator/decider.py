@@ -36,7 +36,7 @@ from orchestrator.naming import Naming
 from orchestrator.observing import Observer
 from orchestrator.offers import PlanPolicy
 from orchestrator.planner import Planner
-from orchestrator.planning import handed_over, plan_changes, plan_reason, plan_request
+from orchestrator.planning import handed_over, plan_at_rest, plan_changes, plan_reason, plan_request
 from orchestrator.progress import progress_of, reports_of
 from orchestrator.releases import ReleaseBook
 from orchestrator.signal import Signal
@@ -168,7 +168,8 @@ class Decider:
                     self._observer.brought_nothing(view.model, item.node_id, item.vnode, item.replica, item.reason)
                 self.naming.useless(item.vnode, item.replica)
                 self._nodes_changed.fire()
-            if not term.is_behind:  # in every other round at most, where each makes a plan: else nothing would ever be named
+            # In every other round at most, where each makes a plan: else nothing would ever be named. A fence comes first: whoever takes a place is behind it
+            if not term.is_behind and not self.naming.fences(view, now):
                 await self._plan(view, term, now)
             term.is_behind = (seen := self._current()) is None
             if seen is not None:  # a manifest goes by the plan and the fences that count now
@@ -327,18 +328,19 @@ class Decider:
                 )
 
     async def _release(self, view: ModelView) -> None:
-        """After a job that did not complete nothing stays placed."""
+        """While no job runs: after one that did not complete nothing stays placed, and whoever hosts what the plan does not give it is told so. What is told
+        beside a plan is of its term: one of an earlier term is renewed for that, and leaves a model that was completed where it is.
+        """
         plan = view.plan
-        if plan is None or not plan.job_id or not plan.assignments:
+        if plan is None:
             return
-        if state_of(plan.job_id, view.head, self._jobs.records.get(plan.job_id)) not in RELEASED:
+        is_released = state_of(plan.job_id, view.head, self._jobs.records.get(plan.job_id)) in RELEASED
+        if not (is_released and plan.assignments) and (plan.epoch == view.head.epoch or not self._astray(view)):
+            await self._empty_strays(view)
             return
-        empty = model_pb2.Plan(
-            network_id=plan.network_id, model=plan.model, number=plan.number + 1, parent_digest=view.head.plan_digest,
-            graph_digest=plan.graph_digest, epoch=view.head.epoch, holder=self._key.node_id, next_replica=plan.next_replica,
-            reason=f"job {plan.job_id} has ended",
-        )  # fmt: skip
-        await self._publish(view, empty, "")
+        job = view.job if not is_released and view.job is not None and view.job.request.job_id == plan.job_id else None
+        made = plan_at_rest(plan, view.head, self._key.node_id, stays=job is not None)
+        await self._publish(view, made, job.request_digest if job is not None else "")
 
     async def _empty_strays(self, view: ModelView) -> None:
         """A PNode that hosts what an older plan gave it, and that the plan does not know, is told to host nothing."""
@@ -360,13 +362,12 @@ class Decider:
 
     def _strays(self, view: ModelView) -> list[str]:
         digest = view.head.plan_digest
-        others = [names for known, names in self._inventory.hosting_by().items() if known not in ("", digest)]
+        return [one for one in self._astray(view) if not view.hosted_by(one) and (digest, one) not in self._emptied]
+
+    def _astray(self, view: ModelView) -> list[str]:
+        others = [names for known, names in self._inventory.hosting_by().items() if known not in ("", view.head.plan_digest)]
         nodes = self._inventory.nodes()
-        return sorted(
-            node_id
-            for node_id in frozenset().union(*others)
-            if self._is_astray(nodes[node_id]) and not view.hosted_by(node_id) and (digest, node_id) not in self._emptied
-        )
+        return sorted(node_id for node_id in frozenset().union(*others) if self._is_astray(nodes[node_id]))
 
     def _is_astray(self, record: NodeRecord) -> bool:
         """Whether a PNode that is attached hosts what the plan of no model gives it. What it says of its plan is one model's only."""

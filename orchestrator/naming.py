@@ -92,8 +92,13 @@ class Naming:
         self._manifested_at = self._swept_at = 0.0
 
     def begin(self, now: float) -> None:
-        """A term begins."""
+        """A term begins. What was judged in another is judged again as its PNode repeats it: the store may have gone back, and what it had is there no more,
+        or brings something after all.
+        """
         self._manifested_at, self._swept_at, self._gone_since = -1e9, now, {}
+        self._pending.clear()
+        self._taken.clear()
+        self._refused.clear()
 
     def recorded(self, judged: Judged) -> None:
         """A checkpoint that the next manifest may name."""
@@ -119,6 +124,10 @@ class Naming:
         """
         if replica in self._astray:
             self.poisoned(vnode, replica)
+
+    def fences(self, view: ModelView, now: float) -> bool:
+        """Whether the next manifest raises a fence. A plan before that would be in vain: whoever it promotes stands on what is about to be fenced."""
+        return view.manifest is not None and bool(self._to_fence(view, now))
 
     def refusal(self, checkpoint: model_pb2.Checkpoint) -> str:
         """Why a judged checkpoint will not be named; empty if that is open."""

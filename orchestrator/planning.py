@@ -18,6 +18,7 @@ from orchestrator.silence import NodeRecord
 from orchestrator.view import JobFacts, ModelView
 
 MAX_REASON: Final = 500
+NEW_HOLDER: Final = "the head has a new holder; nothing moves"
 ROLES: Final = {model_pb2.ROLE_PRIMARY: "primary", model_pb2.ROLE_CONTRIBUTOR: "contributor", model_pb2.ROLE_STANDBY: "standby"}
 
 
@@ -185,9 +186,26 @@ def plan_reason(before: model_pb2.Plan | None, after: model_pb2.Plan) -> str:
     if list(before.waiting) != list(after.waiting):
         return f"now waiting: {', '.join(after.waiting) or 'nothing'}"
     if before.epoch != after.epoch:
-        return "the head has a new holder; nothing moves"
+        return NEW_HOLDER
     if before.halted != after.halted:
         return "the job is paused" if after.halted else "the job goes on"
     if before.lead_batches != after.lead_batches:
         return f"the lead in force is {after.lead_batches}"
     return "replicas share their batches by their present speed"
+
+
+def plan_at_rest(before: model_pb2.Plan, head: model_pb2.Head, holder: str, *, stays: bool) -> model_pb2.Plan:
+    """The plan that follows ``before`` while no job runs: of this term, with everything where it is, or with nothing placed."""
+    plan = model_pb2.Plan(
+        network_id=before.network_id,
+        model=before.model,
+        graph_digest=before.graph_digest,
+        next_replica=before.next_replica,
+        reason=f"job {before.job_id} has ended" if before.job_id else NEW_HOLDER,
+    )
+    if stays:
+        plan.CopyFrom(before)
+        plan.reason = NEW_HOLDER
+    plan.number, plan.parent_digest = before.number + 1, head.plan_digest
+    plan.epoch, plan.holder = head.epoch, holder
+    return plan

@@ -244,3 +244,19 @@ def test_a_life_that_began_anew_with_less_takes_nothing_back_and_is_named_once_i
 
     assert [brought(2, step) for step in (120, 150, 151)] == [True, True, False]
     assert not brought(2, 120, replica="a.1"), "another replica says for itself what it holds"
+
+
+def test_a_term_begins_with_nothing_that_was_judged_in_another() -> None:
+    """The store may have gone back in between: a manifest named a state that it had lost, and what added nothing then may add something now."""
+    held = _Held()
+    held.is_audited = False
+    one = judged("a1", "a0", piece("a-1", 0, 1), held=[(0, 1)])
+    held.naming.recorded(one)
+    held.naming.begin(held.now)
+    assert held.fences() is None
+    held.naming.recorded(one)
+    held.naming.poisoned("a", "a.0")
+    assert held.fences() == {"a"}
+    assert held.naming.refusal(one.checkpoint)
+    held.naming.begin(held.now)
+    assert not held.naming.refusal(one.checkpoint), "its PNode brings it again, and it is judged again"
