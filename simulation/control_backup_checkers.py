@@ -1,4 +1,6 @@
-"""What must hold though the store went back: whoever had seen a newer head decides above it, and a job whose end is in the store is placed by nobody."""
+"""What must hold though the store went back: whoever had seen a newer head decides above it, a job whose end is in the store is placed by nobody, and no
+replica's name is given twice.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ class BackupCheckers:
         self._world = world
         self._lost: dict[str, bytes] = {}
         self._knew: dict[str, tuple[Process, int, int]] = {}
-        """By orchestrator: its life, and epoch and sequence of the newest head that it knew when the store went back."""
+        """By orchestrator that knew a newer head than the store has again: its life, and epoch and sequence of that. Whoever knows just the head that is
+        there lost nothing, and writes on from it in its term.
+        """
+        self._given: dict[str, tuple[str, str]] = {}
+        """By replica that a plan has ever placed, also one that was lost: where, and for which job."""
         self.undone: dict[str, model_pb2.Outcome] = {}
         """What heads had decided that are in the store no more; who read one acknowledged may still write the end."""
         self.highest_epoch = 0
@@ -36,9 +42,11 @@ class BackupCheckers:
         self._lost |= {key: data for key, data in before.items() if store.peek(key) is None}
         self.undone |= decided
         self.highest_epoch = highest_epoch
+        there = self._world.head()
+        assert there is not None
         for shell in self._world.honest():
             head = shell.runtime.head if shell.is_alive else None
-            if head is not None:
+            if head is not None and (head.epoch > there.epoch or head.sequence > there.sequence):
                 self._knew[shell.node_id] = shell.process, int(head.epoch), int(head.sequence)
 
     def peek(self, key: str) -> bytes | None:
@@ -55,10 +63,25 @@ class BackupCheckers:
             not knows or above, "above_seen", f"epoch {head.epoch}, sequence {head.sequence} of who had seen {epoch}, {sequence}"
         )
 
-    def planned(self, plan: model_pb2.Plan) -> None:
-        """The head names a plan: it is for no job that has ended."""
+    def planned(self, head: model_pb2.Head, plan: model_pb2.Plan, before: model_pb2.Plan | None) -> None:
+        """The head names a plan after ``before``: it is for no job that has ended. Where none is active it may leave a completed model where it is."""
         has_end = bool(plan.job_id) and self._world.store.store.peek(keys.job_end(MODEL, plan.job_id)) is not None
-        self._world.require(not has_end, "ended_again", f"plan {plan.number} places {plan.job_id}, whose end is in the store")
+        placed = {(item.replica, item.pnode_id) for item in before.assignments} if before is not None else set()
+        is_at_rest = head.active.job_id != plan.job_id and all((item.replica, item.pnode_id) in placed for item in plan.assignments)
+        self._world.require(
+            not has_end or is_at_rest, "ended_again", f"plan {plan.number} places {plan.job_id}, whose end is in the store"
+        )
+
+    def given(self, plan: model_pb2.Plan) -> None:
+        """The head names a plan: no replica of it has the name of another, also not of one in a plan that the store has lost."""
+        for item in plan.assignments:
+            place = item.pnode_id, plan.job_id
+            first = self._given.setdefault(item.replica, place)
+            self._world.require(
+                first == place,
+                "number_again",
+                f"{item.replica} is on {place[0][:8]} for {place[1]}, and was on {first[0][:8]} for {first[1]}",
+            )
 
     def may_repeat(self, job_id: str) -> bool:
         """Whether a head may decide about a job what was decided already: the one before went back, and the job's end is there still."""

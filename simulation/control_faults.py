@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 RESTORED_S: Final = 25.0
 """So long before the heal the store goes back for the last time: a taker's wait, and another one where PNodes show a newer head."""
 WHOLE_SHARE: Final = 0.5
-"""So often everything goes back; else the head alone, as where what lies beside it was copied later."""
+"""So often everything goes back; else the head alone, as where what lies beside it was copied later, if all that is there still."""
 
 
 class ControlFaults:
@@ -29,6 +29,8 @@ class ControlFaults:
         self._world = world
         self._rng = world.kernel.rng("faults")
         self._backups = world.kernel.rng("backups")
+        self._restored: tuple[bytes, float] = (b"", -RESTORED_S)
+        """The head that the store went back to last, and when."""
         self._lost: set[int] = set()
         self.counts: Counter[str] = Counter()
         """How often each kind of fault was met."""
@@ -222,12 +224,21 @@ class ControlFaults:
             return
 
         def restore_store() -> None:
+            self._restored = copy[key], world.kernel.now_s
             self._all_may_move()
             self._all_may_move()
-            world.store.store.restore(copy if whole else {**world.store.store.dump(), key: copy[key]})
+            before = world.store.store.dump()
+            is_beside = before.keys() >= copy.keys()  # nothing else has gone back beyond that head
+            world.store.store.restore({**before, key: copy[key]} if is_beside and not whole else copy)
+
+        def unless_just_there() -> None:
+            """Not the very head that was there a moment ago and that a taker has replaced since: to who read nothing meanwhile it was there all the time."""
+            head, at_s = self._restored
+            if copy[key] != head or world.kernel.now_s - at_s >= RESTORED_S:
+                self._strike(restore_store)
 
         latest_s = world.knobs.faults_s - RESTORED_S - world.kernel.now_s
-        world.kernel.after(self._backups.uniform(0.2, latest_s), lambda: self._strike(restore_store))
+        world.kernel.after(self._backups.uniform(0.2, latest_s), unless_just_there)
 
     def _blackout(self) -> None:
         """All orchestrators die; PNodes work on; fresh ones with empty disks come later."""

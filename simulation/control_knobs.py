@@ -191,7 +191,8 @@ def orchestrator_knobs(seed: int) -> ControlKnobs:
 
 def restored_knobs(seed: int) -> ControlKnobs:
     """A small network whose store goes back once or twice, with faults of orchestrators and PNodes around it. Nothing is swept: what retention has deleted
-    since a head was copied is not in a store that has that head again.
+    since a head was copied is not in a store that has that head again. A job may settle for
+    longer than the patience with a replica of which the commits are lost.
     """
     rng = Kernel(seed).rng("restored-knobs")
     return ControlKnobs(
@@ -203,6 +204,7 @@ def restored_knobs(seed: int) -> ControlKnobs:
         num_batches=rng.choice([10, 40]),
         learn_rate=6.0,
         checkpoint_s=2.0,
+        settling_deadline_s=300.0,
         jobs=4,
         faults_s=70.0,
         restores=rng.choice([1, 1, 2]),

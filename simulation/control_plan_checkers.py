@@ -62,6 +62,11 @@ class PlanCheckers:
         self._roles(before, plan, manifest)
         self._moves(before, plan)
 
+    @property
+    def last(self) -> model_pb2.Plan | None:
+        """The plan under the head."""
+        return self._last
+
     def restored(self, plan: model_pb2.Plan | None) -> None:
         """The store went back to that plan, or to none: the next one follows it."""
         self._last = plan

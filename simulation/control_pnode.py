@@ -113,6 +113,7 @@ class PNodeShell:
         self.rng = world.kernel.rng(self.host)
         self.disk = Disk(self)
         self.shelf: list[Snapshot] = []
+        self.named: dict[str, Snapshot] = {}
         self.gflops = self.rng.choice([1.0, 2.0, 4.0, 8.0])
         self.factor = self.rng.uniform(0.7, 1.4)
         self.cheats = index >= world.knobs.num_pnodes - world.knobs.cheating_pnodes
@@ -162,6 +163,7 @@ class PNodeShell:
         if not keep_disk:
             self.disk.clear()
             self.shelf.clear()
+            self.named.clear()
         self.world.checkers.died(self, kept_disk=keep_disk)
 
     def next_incarnation(self) -> int:
@@ -376,7 +378,7 @@ class PNodeShell:
                 await self.duties.head_received(message.head.head, Source.ORCHESTRATOR)
             case "durable":
                 for checkpoint in message.durable.checkpoints:
-                    self.worker.durable(checkpoint.replica, checkpoint.lineage, checkpoint.digest)
+                    self.worker.heard(checkpoint)
 
     async def record(self, request: data_pb2.RecordCheckpointRequest, prefer: NodeId | None) -> data_pb2.RecordCheckpointResponse:
         """RecordCheckpoint at the holder, else at any orchestrator. Raises Unavailable."""

@@ -168,7 +168,7 @@ class StoreCheckers:
         world.require((plan.epoch, plan.holder) == (new.epoch, new.holder), "takeover", f"plan {plan.number} is of another term")
         world.require(plan.sequence == new.sequence, "plan_sequence", f"plan {plan.number} was made for sequence {plan.sequence}")
         world.require(new.plan_sequence == new.sequence, "plan_sequence", f"plan {plan.number} has another sequence than its head")
-        self.backups.planned(plan)
+        self.backups.planned(new, plan, self.plans.last)
         desired: dict[str, model_pb2.DesiredState] = {}
         for pnode_id in sorted({item.pnode_id for item in plan.assignments}):
             found = store.peek(keys.desired(MODEL, new.plan_digest, pnode_id))
@@ -184,6 +184,7 @@ class StoreCheckers:
         world.require(not unexplained, "explain", f"{unexplained} wait in plan {plan.number}, no rejection says why")
         manifest = self._read_manifest(new.manifest_digest) if new.manifest_digest else model_pb2.Manifest()
         self.plans.landed(plan, desired, manifest)
+        self.backups.given(plan)
 
     def _manifest(self, old: model_pb2.Head, new: model_pb2.Head) -> None:
         """A manifest under the head names what exists, follows the one before, and never goes back."""

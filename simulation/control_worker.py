@@ -68,6 +68,10 @@ class WorkerModel:
         self._line_free_s = 0.0
         self.pending: list[Snapshot] = pnode.shelf
         """Snapshots that no manifest names yet; they lie on disk."""
+        self._named: dict[str, Snapshot] = pnode.named
+        """By VNode: the newest snapshot that a manifest has named; it lies on disk too."""
+        self._sequences: dict[str, int] = {}
+        """By replica that this life let go of: the number of its last commit."""
 
     async def start(self) -> None:
         """A new worker process."""
@@ -98,6 +102,7 @@ class WorkerModel:
                     self._advance(replica)
                     self._exchange(replica)
                     self.snapshot(replica)
+                    self._sequences[replica.replica] = replica.chain.sequence
                 released = orchestrator_pb2.ASSIGNMENT_STATE_RELEASED
                 self._pnode.duties.worker_reported(orchestrator_pb2.ReplicaReport(replica=message.release.replica, state=released))
             case "head_seen":
@@ -122,7 +127,10 @@ class WorkerModel:
             pnode.world.community.policy.network_id, MODEL, message.job_id, message.assignment.vnode,
             Peer(ReplicaId(name), pnode.incarnation), pnode.node_id,
         )  # fmt: skip
-        chain = CommitChain(standing, pnode.worker_key, lambda: self.delegation, message.state_digest, message.state_commit)
+        chain = CommitChain(
+            standing, pnode.worker_key, lambda: self.delegation, message.state_digest, message.state_commit,
+            sequence=self._sequences.pop(name, 0),
+        )  # fmt: skip
         replica = Replica(
             name, message.assignment.vnode, message.job_id, int(message.num_batches), max(1, int(message.unit_batches)),
             message.checkpoint_s, message.horizon_s, pnode.incarnation, pnode.world.knobs.learn_rate * pnode.factor, lineage,
@@ -151,6 +159,28 @@ class WorkerModel:
     def checkpoint_at_once(self, replica: Replica) -> None:
         """What a new primary restored may be in no manifest yet."""
         replica.anew, replica.snapshot_s = True, -replica.checkpoint_s
+
+    def heard(self, checkpoint: model_pb2.Checkpoint) -> None:
+        """A manifest has that as its VNode's newest: a newer one of a replica that is at work here, which was named before, is brought again."""
+        held = self._named.get(checkpoint.vnode)
+        if held is not None and self._is_unnamed(held, checkpoint):
+            del self._named[checkpoint.vnode]
+            held.commit_stored = held.uploaded = False
+            held.num_lost += 1
+            self.pending.append(held)
+            self._wake.set()
+        self.durable(checkpoint.replica, checkpoint.lineage, checkpoint.digest)
+
+    def _is_unnamed(self, held: Snapshot, newest: model_pb2.Checkpoint) -> bool:
+        mine = held.checkpoint
+        waits = any(other.checkpoint.vnode == mine.vnode and other.order > held.order for other in self.pending)
+        step = int(newest.step) if newest.job_id == mine.job_id else 0
+        return mine.replica in self.replicas and not waits and mine.digest != newest.digest and int(mine.step) > step
+
+    def _note_named(self, item: Snapshot) -> None:
+        before = self._named.get(item.checkpoint.vnode)
+        if before is None or before.checkpoint.replica != item.checkpoint.replica or before.order < item.order:
+            self._named[item.checkpoint.vnode] = item
 
     def durable(self, replica: str, lineage: common_pb2.IntervalSet, digest: str) -> None:
         """A manifest names a checkpoint."""
@@ -308,6 +338,7 @@ class WorkerModel:
         answer = await self._pnode.record(request, prefer)
         match answer.status:
             case data_pb2.RECORD_STATUS_NAMED:
+                self._note_named(item)
                 self.durable(checkpoint.replica, answer.durable_lineage, checkpoint.digest)
                 return True
             case data_pb2.RECORD_STATUS_REFUSED | data_pb2.RECORD_STATUS_CONDEMNED:
@@ -329,6 +360,7 @@ class WorkerModel:
         self._pnode.world.checkers.refused(self._pnode, checkpoint, reason)
         replica = self.replicas.get(checkpoint.replica)
         if replica is not None:
+            replica.chain.hand_over_anew()
             self.checkpoint_at_once(replica)
 
     async def _put(self, key: str, data: bytes) -> None:

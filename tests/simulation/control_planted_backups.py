@@ -10,11 +10,18 @@ import pytest
 
 from dcnr.ids import NodeId
 from dcnr.v1 import model_pb2
+from orchestrator import board as board_module
 from orchestrator import decider as decider_module
+from orchestrator import succession as succession_module
 from orchestrator.changes import Change
+from orchestrator.decider import Decider
 from orchestrator.head import HeadCore
+from orchestrator.jobbook import JobBook
 from orchestrator.jobs import JobRecord
+from orchestrator.naming import Naming
+from orchestrator.offers import PlanRequest
 from orchestrator.seen_heads import Place, SeenHeads
+from orchestrator.view import ModelView
 from pnode.authority import Authority, Source, Verdict
 
 
@@ -62,3 +69,49 @@ def pnodes_go_back_with_the_store(patch: pytest.MonkeyPatch) -> None:
         return read(self, head, signer, source)
 
     patch.setattr(Authority, "head_read", down)
+
+
+def strays_stay_while_no_job_runs(patch: pytest.MonkeyPatch) -> None:
+    """Rule 10: what a lost plan gave a PNode is let go of only while a job runs."""
+    astray = Decider._astray
+    patch.setattr(Decider, "_astray", lambda self, view: astray(self, view) if view.head.active.job_id else [])
+
+
+def what_was_lost_is_remembered(patch: pytest.MonkeyPatch) -> None:
+    """Rule 10: only who has read the older head forgets what the store has lost of jobs."""
+
+    def credulous(_self: JobBook, _kinds: Mapping[str, Mapping[str, float]], _counts: bool) -> None:
+        return
+
+    patch.setattr(JobBook, "_doubt", credulous)
+
+
+def numbers_are_given_twice(patch: pytest.MonkeyPatch) -> None:
+    """Rule 10: a plan goes on counting where the one before ended, as if none had been lost."""
+
+    def as_counted(request: PlanRequest) -> int:
+        return int(request.previous.next_replica) if request.previous is not None else board_module.first_replica(request.model)
+
+    patch.setattr(board_module, "next_replica", as_counted)
+    patch.setattr(succession_module, "next_replica", as_counted)
+
+
+def plans_come_before_fences(patch: pytest.MonkeyPatch) -> None:
+    """A replica of which the state leads nowhere is replaced by one that stands on the same, and no fence is raised for that."""
+
+    def at_once(_self: Naming, _view: ModelView, _now: float) -> bool:
+        return False
+
+    patch.setattr(Naming, "fences", at_once)
+
+
+def what_was_judged_before_is_named(patch: pytest.MonkeyPatch) -> None:
+    """Rule 10: what a checkpoint was found to be in one term counts in the next, though the store may have lost its state."""
+    begin = Naming.begin
+
+    def remembering(self: Naming, now: float) -> None:
+        judged = dict(self._pending)
+        begin(self, now)
+        self._pending |= judged
+
+    patch.setattr(Naming, "begin", remembering)

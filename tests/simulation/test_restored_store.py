@@ -18,9 +18,14 @@ SEEDS = range(6)
 PLANTED: list[tuple[Plant, int, set[str]]] = [
     (backups.terms_follow_the_store, 0, {"above_seen"}),
     (backups.what_has_ended_runs_again, 2, {"ended_again"}),
-    (backups.older_heads_are_never_followed, 0, {"completes", "takeover_bound"}),
+    (backups.older_heads_are_never_followed, 8, {"takeover_bound"}),
     (backups.pnodes_go_back_with_the_store, 0, {"term_back"}),
     (planted.older_desired_states, 0, {"obeys_older"}),
+    (backups.strays_stay_while_no_job_runs, 27, {"strays"}),
+    (backups.what_was_lost_is_remembered, 14, {"manifest_whole"}),
+    (backups.what_was_judged_before_is_named, 32, {"manifest_whole"}),
+    (backups.numbers_are_given_twice, 20, {"number_again"}),
+    (backups.plans_come_before_fences, 17, {"liveness"}),
 ]
 
 
