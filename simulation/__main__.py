@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import machine
-from simulation.runner import ALL, JOINING, WORLDS, Choice, Outcome, run_seed, run_seeds
+from simulation.runner import ALL, IN_TURN, JOINING, Choice, Outcome, run_seed, run_seeds
 
 
 def main() -> int:
@@ -66,7 +66,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument(
         "--world",
-        choices=(*WORLDS, JOINING, ALL),
+        choices=(*IN_TURN, JOINING, ALL),
         default="data",
         help="which world (data): all gives each in turn, but for joining",
     )

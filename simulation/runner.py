@@ -16,10 +16,8 @@ from simulation.control_knobs import audited_knobs, in_heavy_weather, large_knob
 from simulation.control_world import ControlWorld
 from simulation.world import Simulation, Violation, wide_knobs
 
-IN_TURN: Final = ("data", "control", "orchestrators", "audited", "wide")
+IN_TURN: Final = ("data", "control", "orchestrators", "audited", "wide", "restored")
 """Worlds that `ALL` takes in turn."""
-WORLDS: Final = (*IN_TURN, "restored")
-"""A third of the histories of the last one fail: what is open of them stands in simulation/TRACK_RECORD.md."""
 ALL: Final = "all"
 JOINING: Final = "joining"
 """Measures what many PNodes cost that join at once: a figure, not a search for faults."""
