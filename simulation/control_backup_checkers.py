@@ -49,10 +49,9 @@ class BackupCheckers:
             if head is not None and (head.epoch > there.epoch or head.sequence > there.sequence):
                 self._knew[shell.node_id] = shell.process, int(head.epoch), int(head.sequence)
 
-    def peek(self, key: str) -> bytes | None:
-        """As the store has it, or had it before it went back."""
-        data = self._world.store.store.peek(key)
-        return self._lost.get(key) if data is None else data
+    def has_held(self, key: str, data: bytes) -> bool:
+        """Whether that is what the store has there, or had before it went back: whoever has not noticed may tell what was lost, and store another."""
+        return data in (self._world.store.store.peek(key), self._lost.get(key))
 
     def landed(self, head: model_pb2.Head) -> None:
         """A head was written. PNodes obey neither a lower epoch nor a lower sequence than they have seen."""

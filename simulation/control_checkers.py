@@ -81,8 +81,8 @@ class ControlCheckers(VolunteerCheckers):
         assert landed is not None
         expected = (int(desired.sequence), int(desired.epoch), desired.holder)
         world.require(landed == expected, "obeys", f"{who}: sequence {desired.sequence} instead of {landed}")
-        stored = self.backups.peek(keys.desired(MODEL, desired.plan_digest, pnode.node_id))
-        world.require(stored == data, "delivered_unchanged", f"{who}: not the stored desired state")
+        is_stored = self.backups.has_held(keys.desired(MODEL, desired.plan_digest, pnode.node_id), data)
+        world.require(is_stored, "delivered_unchanged", f"{who}: not the stored desired state")
         last = self._sequences.get(pnode.node_id, 0)
         world.require(int(desired.sequence) > last, "obeys_older", f"{who}: sequence {desired.sequence} after {last}")
         self._sequences[pnode.node_id] = int(desired.sequence)
