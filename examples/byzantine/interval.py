@@ -19,7 +19,7 @@ from trust.delegation import make_delegation
 from trust.envelope import seal, sign_apart
 from trust.identity import NodeKey
 from vnode.bundle import BundleWriter, Written
-from vnode.checks.claims import Claim
+from vnode.checks.claims import Claim, read
 from vnode.checks.torch_record import Entry, record
 from vnode.signed_frames import FrameNumber, statement
 from vnode.state import Array
@@ -138,7 +138,7 @@ def _step(
     claimed = claim.steps[index]
     assert claimed.output is not None
     batch, inputs = claimed.batch, []
-    sent = encode(claimed.output, claimed.codec)
+    sent = encode(read(claimed.output), claimed.codec)
     parts.append((_part(model_pb2.EVIDENCE_KIND_OUTPUT, entry=index, batch=batch), bytes(sent.payload)))
     if sender is not None:
         for port, array in enumerate(claimed.inputs):
