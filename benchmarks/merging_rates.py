@@ -1,7 +1,7 @@
 """What merging costs in learning: four replicas of each stage against one that learns the same batches one after the other, on MNIST.
 
 Every way to merge is tried with several outer steps and, for each, with inner rates that double or halve until neither neighbour is better: on the validation
-split, with a seed of its own. The best few are judged on the test split with ``rounds`` other seeds. `benchmarks.merging_replicas` has the replicas.
+split, with a seed of its own. At the best, each is judged on the test split with ``rounds`` other seeds. `benchmarks.merging_replicas` has the replicas.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.kept import Kept
 from benchmarks.merging_digits import HIDDEN, WIDTH, Digits
-from benchmarks.merging_replicas import OPTIMIZERS, Data, Group, Points, Rounds, Setting, train
+from benchmarks.merging_replicas import OPTIMIZERS, Data, Group, Met, Points, Rounds, Setting, train
 from benchmarks.merging_rules import Nesterov, averaged
 from benchmarks.result import Options, Result, Row, Target
 from dcnr.demo.examples import example, prepare_data
@@ -28,8 +28,8 @@ from dcnr.errors import InvariantBroken
 from dcnr.stages import Stage
 
 NUM_BATCHES: Final = 800
-EVERY: Final = 20
-"""Own steps between two deltas."""
+EVERY: Final = (20, 50)
+"""Own steps between two deltas; rates are looked for at the first, the last is what a job has by default."""
 FIRST_RATE: Final = {"sgd": 0.025, "adamw": 2e-3}
 SWEEP_SEED: Final = 100
 MAX_LOST: Final = 1.0
@@ -69,6 +69,10 @@ def _rounds(setting: Setting, stage: Stage, every: int, outer: Outer) -> Group:
     return Rounds(setting, stage, every, None if outer == PLAIN else Nesterov(*outer))
 
 
+def _met(setting: Setting, stage: Stage, every: int, outer: Outer) -> Group:
+    return Met(setting, stage, every)
+
+
 def _averaged(setting: Setting, stage: Stage, every: int, outer: Outer) -> Group:
     return Group(setting, stage, every, outer=lambda: averaged)
 
@@ -80,6 +84,7 @@ WAYS: Final[dict[str, Way]] = {
     SHIPPED: Way(_added, first=2.0),
     "added_further": Way(_added, ((2.0, 0.0),)),
     "averaged": Way(_averaged, first=2.0),
+    "met": Way(_met, first=2.0),
     "nesterov": Way(_added, (DILOCO, (0.7, 0.5)), first=0.5),
     "rounds_mean": Way(_rounds, waits=True, first=4.0),
     "rounds_nesterov": Way(_rounds, (DILOCO,), waits=True),
@@ -128,7 +133,7 @@ def climbed(loss_at: Callable[[float], float], first: float, *, most: int = 6) -
 
 def run(options: Options) -> Result:
     """The sweep, then ``rounds`` seeds of what was best."""
-    setting, every = Setting("sgd", 0, NUM_BATCHES, width=WIDTH, hidden=HIDDEN), [EVERY]
+    setting, every = Setting("sgd", 0, NUM_BATCHES, width=WIDTH, hidden=HIDDEN), list(EVERY)
     if options.quick:
         setting, every = replace(setting, num_batches=24, width=32, hidden=16), [2, 3]
     settings = asdict(setting) | {
@@ -147,8 +152,8 @@ def run(options: Options) -> Result:
         result.rounds += sweep(trials, optimizer, every[0], most=0 if options.quick else 6)
     for steps in every:
         for seed in range(1, options.rounds + 1):
-            for row in best_few(result.rounds):
-                way = WAYS[row["way"]]
+            for (_, name), row in chosen(result.rounds).items():
+                way = WAYS[name]
                 if steps == every[0] or (way.is_merged and not way.waits):
                     outer = (row["outer_lr"], row["outer_momentum"])
                     result.rounds.append(trials.row("judged", row["optimizer"], row["way"], outer, row["lr"], seed, steps))
@@ -206,29 +211,13 @@ def chosen(rows: Iterable[Row]) -> dict[tuple[str, str], Row]:
     return best
 
 
-def best_few(rows: Iterable[Row]) -> list[Row]:
-    """By optimiser what is judged: one replica, what workers do, and the best other way of those that wait for everyone and of those that do not."""
-    best = chosen(rows)
-    few: list[Row] = []
-    for optimizer in dict.fromkeys(optimizer for optimizer, _ in best):
-        by_loss = sorted((best[key] for key in best if key[0] == optimizer and key[1] not in (ALONE, SHIPPED)), key=loss_of)
-        few += [best[optimizer, name] for name in (ALONE, SHIPPED) if (optimizer, name) in best]
-        for waits in (False, True):
-            few += [row for row in by_loss if WAYS[row["way"]].waits is waits][:1]
-    return few
-
-
 def conclude(result: Result) -> None:
     """Means over seeds with what was chosen, what each way loses against one replica, and the targets; of a run that was broken off what there is."""
     few = result.settings["every"][0]
     for optimizer in result.settings["optimizers"]:
         told: Row = {}
         lost: Row = {}
-        right = {
-            row["way"]: _judged(result.rounds, optimizer, row["way"])
-            for row in best_few(result.rounds)
-            if row["optimizer"] == optimizer
-        }
+        right = {name: _judged(result.rounds, optimizer, name) for each, name in chosen(result.rounds) if each == optimizer}
         for (_, name), row in chosen(row for row in result.rounds if row["optimizer"] == optimizer).items():
             told[f"{name}_rates"] = f"{row['lr']:g}, {row['outer_lr']:g}, {row['outer_momentum']:g}"
             told[f"{name}_validation_loss"], told[f"{name}_validation_percent"] = row["loss"], row["percent"]

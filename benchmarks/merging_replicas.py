@@ -123,6 +123,8 @@ class _Replica:
     """Batches in the anchor that it stands on; a primary's lineage."""
     num_open: int = 0
     num_after: int = 0
+    is_waiting: bool = False
+    """For the anchor that it measures itself against."""
 
     @property
     def num_learned(self) -> int:
@@ -160,6 +162,10 @@ class Group:
         """The primary's, by name."""
         return self._weights(self.primary.compute)
 
+    def contributors(self) -> list[dict[str, torch.Tensor]]:
+        """The weights of all but the primary, by name."""
+        return [self._weights(replica.compute) for replica in self._replicas.values() if replica is not self.primary]
+
     def _weights(self, compute: TorchCompute) -> dict[str, torch.Tensor]:
         return self._weights_in(compute.anchor(self._info))
 
@@ -178,7 +184,7 @@ class Group:
             replica.num_known += 1
         else:
             replica.num_after += 1
-            if replica.num_after >= self._merge_every and not replica.num_open:
+            if replica.num_after >= self._merge_every and not replica.num_open and not replica.is_waiting:
                 self._send(replica, batch)
         return result.output
 
@@ -229,6 +235,32 @@ class Group:
             first = min(due, key=lambda item: item[0])
             self._due.remove(first)
             first[1](first[0])
+
+
+class Met(Group):
+    """A contributor asks for the anchor, hands in how far it is from that, and goes on from there: elastic averaging (Zhang, Choromanska, LeCun 2015) with the
+    centre as it is just then. So what others have learned since it began is pulled back by as much as its own steps count.
+    """
+
+    def _send(self, replica: _Replica, batch: int) -> None:
+        anchor, num_known = self.primary.compute.anchor(self._info), self.primary.num_known
+        replica.is_waiting = True
+        self._due.append((batch + self._setting.delay_batches, lambda now: self._meet(replica, anchor, num_known, now)))
+
+    def _meet(self, replica: _Replica, anchor: bytes, num_known: int, now: int) -> None:
+        centre, own = self._weights_in(anchor), self._weights(replica.compute)
+        values = DeltaValues({name: (own[name] - value).numpy() for name, value in centre.items()}, {})
+        replica.compute.rebase(anchor, keep_open=False, keep_after=False)
+        replica.num_known, replica.num_open, replica.num_after, replica.is_waiting = num_known, replica.num_after, 0, False
+        self._due.append((now + self._setting.delay_batches, lambda then: self._arrived(replica, values, then)))
+
+    def _arrived(self, replica: _Replica, values: DeltaValues, now: int) -> None:
+        self.primary.compute.merge([values], [replica.num_open], [1.0 / self._setting.num_replicas])
+        self.primary.num_known += replica.num_open
+        self._due.append((now + self._setting.delay_batches, lambda _: self._answered(replica)))
+
+    def _answered(self, replica: _Replica) -> None:
+        replica.num_known, replica.num_open = replica.num_known + replica.num_open, 0
 
 
 class Rounds(Group):

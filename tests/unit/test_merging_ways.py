@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from benchmarks.merging_digits import Digits
-from benchmarks.merging_rates import ALONE, SHIPPED, best_few, chosen, climbed, conclude
-from benchmarks.merging_replicas import Group, Points, Rounds, Setting
+from benchmarks.merging_rates import ALONE, chosen, climbed, conclude
+from benchmarks.merging_replicas import Group, Met, Points, Rounds, Setting
 from benchmarks.merging_rules import Arrival, DelayedNesterov, Nesterov, Outer, averaged
 from benchmarks.result import Result
 from vnode.torch_merging import DeltaValues
@@ -109,10 +109,18 @@ def test_every_seed_has_its_own_order_of_the_same_images_and_splits_stay_apart()
     assert Digits(arrays, setting, "validation").test()[0].max() == 1
 
 
-def test_one_replica_and_what_workers_do_are_judged_beside_the_best_way_with_and_without_waiting() -> None:
-    losses = {ALONE: 0.1, SHIPPED: 0.9, "averaged": 0.5, "nesterov": 0.4, "rounds_mean": 0.3, "rounds_nesterov": None}
-    rows = [{"part": "sweep", "optimizer": "sgd", "way": name, "loss": loss} for name, loss in losses.items()]
-    assert [row["way"] for row in best_few(rows)] == [ALONE, SHIPPED, "nesterov", "rounds_mean"]
+def test_who_meets_its_primary_pulls_back_what_others_learned_as_far_as_its_own_steps_count() -> None:
+    setting = replace(SETTING, num_replicas=2, delay_batches=0)
+    group = Met(setting, setting.stages()[0], setting.num_batches)
+    points = Points(setting)
+    for batch in range(setting.num_batches):
+        x, y = points.batch(batch)
+        group.learn(batch, [x], y)
+    mine, contributors = group.weights(), group.contributors()
+    group.finish()
+    for name, value in group.weights().items():
+        np.testing.assert_allclose(value, (mine[name] + contributors[0][name]) / 2, atol=1e-6)
+        np.testing.assert_array_equal(group.contributors()[0][name], mine[name], "it goes on from what it was held against")
 
 
 def test_a_run_that_was_broken_off_meets_no_target() -> None:
