@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 import json
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from dataservice.tidying import tidied
 from dcnr.errors import DcnrError
 from dcnr.ports import Clock
 from pnode.home import write_atomically
@@ -69,19 +71,26 @@ class Diary:
         self._hours = found.hours
         self._begun_s = found.begun_s if found.hours else clock.wall()
         self._before: tuple[float, Seen] = clock.monotonic(), Seen("", 0, 0)
+        self._page, self._turn = b"", threading.Lock()
 
     async def run(self) -> None:
-        """Until cancelled; then what was seen is written."""
-        saved_s = self._clock.monotonic() - SAVE_S + FIRST_SAVE_S
+        """Until cancelled; then what was seen is written. It is written in threads: a disk that stands still keeps no look from being taken."""
+        saving = asyncio.create_task(self._save_now_and_then(), name="diary")
         try:
             while True:
                 await asyncio.sleep(LOOK_S)
                 self.look()
-                if self._clock.monotonic() - saved_s >= SAVE_S:
-                    saved_s = self._clock.monotonic()
-                    self._try_to_save()
         finally:
-            self._try_to_save()
+            saving.cancel()
+            self._turn_page()
+            await tidied(self._try_to_write)
+
+    async def _save_now_and_then(self) -> None:
+        await asyncio.sleep(FIRST_SAVE_S)
+        while True:
+            self._turn_page()
+            await asyncio.to_thread(self._try_to_write)
+            await asyncio.sleep(SAVE_S)
 
     def look(self) -> None:
         """Notes the time since the last look under the present state."""
@@ -94,7 +103,12 @@ class Diary:
             hour.seconds[seen.state] = hour.seconds.get(seen.state, 0.0) + now_s - looked_s
 
     def save(self) -> None:
-        """Writes the file. Raises Unavailable (the disk takes no note)."""
+        """Writes the file. Blocks. Raises Unavailable (the disk takes no note)."""
+        self._turn_page()
+        self._write()
+
+    def _turn_page(self) -> None:
+        """What is to be written next, as it is known now."""
         wall_s = self._clock.wall()
         self._hours = _newest(self._hours, wall_s)
         rows = [
@@ -105,11 +119,15 @@ class Diary:
             for number, hour in sorted(self._hours.items())
         ]  # fmt: skip
         table = {"format": FORMAT, "begun_s": round(self._begun_s, 1), "as_of_s": round(wall_s, 1), "hours": rows}
-        write_atomically(self._path, json.dumps(table).encode())
+        self._page = json.dumps(table).encode()
 
-    def _try_to_save(self) -> None:
+    def _write(self) -> None:
+        with self._turn:  # whoever comes last writes the newest page, however long an earlier one waited for the disk
+            write_atomically(self._path, self._page)
+
+    def _try_to_write(self) -> None:
         with contextlib.suppress(DcnrError):  # a full disk takes no note: the next time, it may
-            self.save()
+            self._write()
 
 
 def week_begins_s(wall_s: float) -> float:

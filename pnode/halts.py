@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from dataservice.tidying import tidied
 from pnode.pausing import Pausing
 from pnode.supervisor import Supervisor
 from pnode.telling import Condition
@@ -34,21 +35,25 @@ class Halts:
         if pausing.is_paused:
             supervisor.hold_back()
 
-    def pause(self, for_s: float) -> float:
-        """Begins a pause (0: until `resume`); seconds after which no VNode computes any more. Raises InvalidInput, and Unavailable as `Pausing.begin`."""
-        try:
-            self._pausing.begin(for_s)
-        finally:
-            self._changed.set()
+    async def pause(self, for_s: float) -> float:
+        """Begins a pause (0: until `resume`), and returns when the disk took note of it: seconds after which no VNode computes any more. Raises InvalidInput,
+        and Unavailable as `Pausing.keep`.
+        """
+        self._pausing.begin(for_s)
+        self._changed.set()
+        await asyncio.to_thread(self._pausing.keep)
         return WITHIN_S
 
-    def resume(self) -> None:
-        """Ends a pause."""
+    async def resume(self) -> None:
+        """Ends a pause. Raises Unavailable as `Pausing.keep`."""
         self._pausing.end()
+        await asyncio.to_thread(self._pausing.keep)
         self._changed.set()
 
     async def run(self) -> None:
         """Until cancelled: the worker runs, or does not, as the owner wants it."""
+        if not self._pausing.is_paused:
+            await tidied(self._pausing.tidy)
         while True:
             self._changed.clear()
             if self._pausing.is_paused and not self._supervisor.is_held:
@@ -56,6 +61,7 @@ class Halts:
             elif not self._pausing.is_paused and self._supervisor.is_held:
                 self._supervisor.go_on()
                 self._tell("resumed", "it works again")
+                await tidied(self._pausing.tidy)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REVIEW_S):
                     await self._changed.wait()

@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import stat
+import threading
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -53,6 +54,7 @@ class Home:
         self.log = root / "log"
         self._made = (self.snapshots, self.cache, self.work, self.evidence, self.log)
         self._lock: HomeLock | None = None
+        self._numbering = threading.Lock()
 
     def open(self) -> None:
         """Makes the directories and takes the lock. Raises Refused if another daemon has it, or somebody else's files lie there (``directory_in_use``),
@@ -120,15 +122,16 @@ class Home:
                         path.unlink(missing_ok=True)
 
     def next_incarnation(self, wall_s: float) -> int:
-        """A number above every one given before, also after a lost disk as long as the clock is not far back."""
+        """A number above every one given before, also after a lost disk as long as the clock is not far back. Blocks. Threads take turns."""
         path = self.root / "incarnation"
-        try:
-            last = int(path.read_text())
-        except (OSError, ValueError):
-            last = 0
-        number = max(last + 1, int(wall_s))
-        write_atomically(path, str(number).encode())
-        reached("incarnation.taken")
+        with self._numbering:
+            try:
+                last = int(path.read_text())
+            except (OSError, ValueError):
+                last = 0
+            number = max(last + 1, int(wall_s))
+            write_atomically(path, str(number).encode())
+            reached("incarnation.taken")
         return number
 
     def desired_path(self, model: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,8 +21,8 @@ MAX_SOCKET_PATH = 100
 class Owner:
     """What only a daemon that has found its network can do for its owner."""
 
-    pause: Callable[[float], float]
-    resume: Callable[[], None]
+    pause: Callable[[float], Awaitable[float]]
+    resume: Callable[[], Awaitable[None]]
     settings: Sequence[local_pb2.Setting]
 
 
@@ -71,14 +71,14 @@ class LocalDoor(local_pb2_grpc.LocalServiceServicer):
     async def Pause(self, request: local_pb2.PauseRequest, context: Any) -> local_pb2.PauseResponse:
         """Begins a pause."""
         try:
-            return local_pb2.PauseResponse(within_s=self._joined().pause(request.for_s))
+            return local_pb2.PauseResponse(within_s=await self._joined().pause(request.for_s))
         except DcnrError as error:
             await _refuse(context, error)
 
     async def Resume(self, request: local_pb2.ResumeRequest, context: Any) -> local_pb2.ResumeResponse:
         """Ends a pause."""
         try:
-            self._joined().resume()
+            await self._joined().resume()
         except DcnrError as error:
             await _refuse(context, error)
         return local_pb2.ResumeResponse()

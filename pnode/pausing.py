@@ -1,10 +1,14 @@
-"""Whether the owner lets this machine work: a pause has an end or lasts until it is resumed, and a restart does not end it."""
+"""Whether the owner lets this machine work: a pause has an end or lasts until it is resumed, and a restart does not end it.
+
+What the owner wants is said in the loop, and `keep`, in a thread, brings the note on the disk to it: a disk that stands still delays no pause.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
+import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -21,19 +25,61 @@ class Pausing:
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path, self._clock = path, clock
-        self._until_wall: float | None = None
-        self._load()
+        self._wanted: float | None = None
+        self._turn, self._noted = threading.Lock(), _read(path)
+        """What the note may say. Only who has the turn changes it, in a thread."""
 
     def begin(self, for_s: float) -> None:
-        """From now on nothing is computed, for so many seconds or (0) until `end`. Raises InvalidInput; Unavailable where the disk takes no note of it: it is
-        paused all the same, and the next start knows nothing of that.
-        """
+        """From now on nothing is computed, for so many seconds or (0) until `end`. Raises InvalidInput."""
         if not 0.0 <= for_s <= LONGEST_S:
             raise InvalidInput(
                 "a pause lasts at most a year", code="bad_pause", remedy="leave the time out to pause until `pnode resume`"
             )
-        until = self._clock.wall() + for_s if for_s else math.inf
-        self._until_wall = until
+        self._wanted = self._clock.wall() + for_s if for_s else math.inf
+
+    def end(self) -> None:
+        """The owner lets it work again: from when `keep` has removed the note."""
+        self._wanted = None
+
+    def keep(self) -> None:
+        """The disk says what the owner wants, also to the next start. Blocks. Raises Unavailable where it takes no note of a pause: it is paused all the same,
+        and the next start knows nothing of that; or where it keeps a note: the next start would pause again, and so it is paused.
+        """
+        with self._turn:
+            if (wanted := self._wanted) is not None:
+                self._noted = wanted
+                self._write(wanted)
+                return
+            try:
+                self._path.unlink(missing_ok=True)
+            except OSError as error:
+                raise disk_trouble("the note of the pause cannot be removed", error) from error
+            self._noted = None
+
+    def tidy(self) -> None:
+        """Removes the note of a pause that is over, if the disk lets it: one that stays says a time that is over. Blocks."""
+        with contextlib.suppress(Unavailable):
+            self.keep()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing may be computed now. A pause whose time is up is forgotten."""
+        if self._wanted is not None and self._clock.wall() >= self._wanted:
+            self._wanted = None
+        return self._until_wall is not None and self._clock.wall() < self._until_wall
+
+    @property
+    def reason(self) -> str:
+        """For screens and orchestrators."""
+        if (until := self._until_wall) is None or until == math.inf:
+            return "paused by its owner until it is resumed"
+        return f"paused by its owner until {time.strftime('%Y-%m-%d %H:%M', time.localtime(until))}"
+
+    @property
+    def _until_wall(self) -> float | None:
+        return self._noted if self._wanted is None else self._wanted
+
+    def _write(self, until: float) -> None:
         try:
             write_atomically(self._path, json.dumps({"until": None if until == math.inf else until}).encode())
         except Unavailable as error:
@@ -41,36 +87,14 @@ class Pausing:
                 f"it pauses now, but the next start would work again: {error.message}", code=error.code, remedy=error.remedy
             ) from error
 
-    def end(self) -> None:
-        """The owner lets it work again. Raises Unavailable where the disk keeps the note: the next start would pause again."""
-        try:
-            self._path.unlink(missing_ok=True)
-        except OSError as error:
-            raise disk_trouble("the note of the pause cannot be removed", error) from error
-        self._until_wall = None
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether nothing may be computed now. A pause whose time is up is forgotten."""
-        if self._until_wall is not None and self._clock.wall() >= self._until_wall:
-            self._until_wall = None
-            with contextlib.suppress(OSError):  # a note that stays says a time that is over
-                self._path.unlink(missing_ok=True)
-        return self._until_wall is not None
-
-    @property
-    def reason(self) -> str:
-        """For screens and orchestrators."""
-        if self._until_wall is None or self._until_wall == math.inf:
-            return "paused by its owner until it is resumed"
-        return f"paused by its owner until {time.strftime('%Y-%m-%d %H:%M', time.localtime(self._until_wall))}"
-
-    def _load(self) -> None:
-        """Takes up the pause of an earlier run; one that cannot be read counts: in doubt nothing runs on a volunteer's machine."""
-        try:
-            until = json.loads(self._path.read_bytes())["until"]
-            self._until_wall = math.inf if until is None else float(until)
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError, TypeError):
-            self._until_wall = math.inf
+def _read(path: Path) -> float | None:
+    """The pause of an earlier run; one that cannot be read counts: in doubt nothing runs on a volunteer's machine."""
+    try:
+        noted = json.loads(path.read_bytes())["until"]
+        until = math.inf if noted is None else float(noted)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return math.inf
+    return math.inf if math.isnan(until) else until

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from dcnr import limits
 from dcnr.crashpoints import VARIABLE
-from dcnr.errors import Corrupt, DcnrError
+from dcnr.errors import Corrupt, DcnrError, Unavailable
 from dcnr.rpc.options import QUIET, VERBOSITY
 from dcnr.settings import TracingSettings
 from dcnr.v1 import local_pb2
@@ -262,7 +262,7 @@ class Supervisor:
         if first is None or first.WhichOneof("kind") != "hello":
             return "the worker ended before it said hello"
         try:
-            self.worker = Worker(process.pid, self._next_incarnation(), first.hello, pipe)
+            self.worker = Worker(process.pid, await self._numbered(), first.hello, pipe)
             self.reason = ""
             await self._on_up(self.worker)
             while (message := await pipe.receive()) is not None:
@@ -270,6 +270,20 @@ class Supervisor:
         except DcnrError as error:  # a bad message, or a disk that takes no number: this worker ends, the daemon goes on
             return error.message
         return "the worker closed its end"
+
+    async def _numbered(self) -> int:
+        """The next incarnation, when the disk has it. Raises Unavailable (it takes none, or whoever is stopped does not wait until it does)."""
+        taken, stopped = (
+            asyncio.get_running_loop().run_in_executor(None, self._next_incarnation),
+            asyncio.ensure_future(self._stopping.wait()),
+        )
+        try:
+            await asyncio.wait((taken, stopped), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+        if not taken.done():
+            raise Unavailable("it is stopped while the disk stands still", code="disk_trouble")
+        return taken.result()
 
     async def _ended(self, process: WorkerProcess, why: str) -> str:
         """Waits for the end and says how it came about. One that has to be forced ended for ``why``, unless it was told to end."""

@@ -421,11 +421,16 @@ def test_a_pause_whose_time_is_up_is_over_though_its_note_stays(tmp_path: Path) 
     note = tmp_path / "paused.json"
     note.write_text(json.dumps({"until": 1000.0}))
     pausing = Pausing(note, clock)  # type: ignore[arg-type]
-    with refusing("unlink"):
+    with refusing("unlink") as met:
         assert not pausing.is_paused
+        pausing.tidy()
+    assert met
+    assert not pausing.is_paused
     pausing.begin(0.0)
+    pausing.keep()
+    pausing.end()
     with refusing("unlink"), pytest.raises(Unavailable) as failed:
-        pausing.end()
+        pausing.keep()
     assert failed.value.code == "disk_trouble"
     assert pausing.is_paused, "the next start would pause again: who ended it hears that it did not"
 
@@ -434,8 +439,9 @@ def test_a_pause_of_which_the_disk_takes_no_note_holds_all_the_same(tmp_path: Pa
     """It may be what fills the disk that its owner wants to halt."""
     note = tmp_path / "paused.json"
     pausing = Pausing(note, SimpleNamespace(wall=lambda: 1000.0))  # type: ignore[arg-type]
+    pausing.begin(60.0)
     with refusing("replace"), pytest.raises(Unavailable, match="pauses now") as told:
-        pausing.begin(60.0)
+        pausing.keep()
     assert told.value.code == "disk_trouble"
     assert pausing.is_paused
     assert not note.exists()

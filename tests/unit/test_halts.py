@@ -39,7 +39,7 @@ def test_a_hand_over_that_does_not_end_delays_no_pause(tmp_path: Path, monkeypat
             hand_over=never,
             tell=lambda kind, reason: told.put_nowait(kind),
         )
-        halts.pause(0.0)
+        await halts.pause(0.0)
         running = asyncio.create_task(halts.run())
         async with asyncio.timeout(10):
             assert [await told.get(), await told.get()] == ["paused", "halted"]

@@ -89,9 +89,10 @@ def test_who_carries_pauses_out_ends_though_one_begins_just_then(tmp_path: Path)
         running = asyncio.create_task(halts.run())
         await asyncio.sleep(0)
         await asyncio.sleep(0)  # it waits
-        halts.pause(0.0)
+        pausing = asyncio.create_task(halts.pause(0.0))
         await asyncio.sleep(0)  # what it waits for is there, and it is about to hear of it
         running.cancel()
         await ends(running)
+        await pausing
 
     asyncio.run(story())

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
+from socket import socket
 
 import pytest
 from still_disk_rig import StillDisk, standing_still
@@ -12,9 +16,16 @@ from test_uploads import Scene, news, play, states_on_disk, until
 
 from dataservice.datasets import LocalCache
 from dcnr.ids import Digest, digest_of
-from dcnr.v1 import identity_pb2, model_pb2
+from dcnr.system import SystemClock
+from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.authority import Source
-from pnode.home import read_message
+from pnode.diary import Diary, Seen, read_week
+from pnode.halts import Halts
+from pnode.home import Home, read_message
+from pnode.pausing import Pausing
+from pnode.pipe import LocalPipe
+from pnode.supervisor import STOPPED, Supervisor, Worker, WorkerOptions, WorkerProcess
+from pnode.telling import Condition
 
 
 async def meets(disk: StillDisk) -> None:
@@ -160,3 +171,200 @@ def test_a_desired_state_whose_term_ends_while_it_waits_for_the_disk_is_not_obey
         assert "plan_accepted" not in [kind for kind, _, _ in said]
 
     asyncio.run(story())
+
+
+def test_a_diary_is_looked_into_while_its_disk_stands_still_and_the_newest_page_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the daemon writes when it ends waits for what it wrote before, and not for long."""
+    for name, pause_s in (("LOOK_S", 0.001), ("FIRST_SAVE_S", 0.0)):
+        monkeypatch.setattr(f"pnode.diary.{name}", pause_s)
+    monkeypatch.setattr("dataservice.tidying.TIDY_S", 0.01)
+    looks = 0
+
+    def seen() -> Seen:
+        nonlocal looks
+        looks += 1
+        return Seen("idle", looks, 0)
+
+    async def story() -> None:
+        with standing_still(monkeypatch, tmp_path, "replace") as disk:
+            keeping = asyncio.create_task(Diary(tmp_path / "diary.json", SystemClock(), seen).run())
+            await meets(disk)
+            before = looks
+            await until(lambda: looks > before + 5)
+            keeping.cancel()
+            await asyncio.wait([keeping])
+            assert not (tmp_path / "diary.json").exists()
+
+    asyncio.run(story())  # which ends when its threads have
+    week = read_week(tmp_path / "diary.json", SystemClock().wall())
+    assert week is not None
+    assert week.num_learned == looks
+
+
+class Halted:
+    """A daemon's pauses, without a worker."""
+
+    def __init__(self, path: Path) -> None:
+        self.told = list[str]()
+        options = WorkerOptions("127.0.0.1", 0, 1, "cpu", path.with_name("worker.log"), os.environ)
+        self.supervisor = Supervisor(options, next_incarnation=lambda: 1, on_up=nothing, on_message=nothing, on_down=nothing)
+        self.pausing = Pausing(path, SystemClock())
+        self.halts = Halts(
+            self.pausing, self.supervisor, Condition(0.0), hand_over=nothing, tell=lambda kind, reason: self.told.append(kind)
+        )
+
+
+async def nothing(*_: object) -> None:
+    return
+
+
+def test_a_pause_begins_while_the_disk_stands_still_and_its_owner_hears_of_it_when_a_restart_would_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        mine = Halted(note := tmp_path / "paused.json")
+        running = asyncio.create_task(mine.halts.run())
+        with standing_still(monkeypatch, tmp_path, "replace") as disk:
+            asking = asyncio.create_task(mine.halts.pause(0.0))
+            await meets(disk)
+            await until(lambda: mine.told == ["paused", "halted"])
+            assert not asking.done()
+        await asking
+        assert Pausing(note, SystemClock()).is_paused
+        with standing_still(monkeypatch, tmp_path, "unlink") as disk:
+            asking = asyncio.create_task(mine.halts.resume())
+            await meets(disk)
+            asking.cancel()  # its owner's patience is over
+            await asyncio.wait([asking])
+            assert mine.pausing.is_paused, "a restart would pause"
+        await until(lambda: not mine.supervisor.is_held)
+        running.cancel()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("first", "call"), [("pause", "replace"), ("resume", "unlink")])
+def test_the_owners_last_word_holds_in_whatever_order_the_disk_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, call: str
+) -> None:
+    async def story() -> None:
+        mine = Halted(note := tmp_path / "paused.json")
+        says = {"pause": lambda: mine.halts.pause(0.0), "resume": mine.halts.resume}
+        await mine.halts.pause(60.0)
+        with standing_still(monkeypatch, tmp_path, call) as disk:
+            asking: list[Awaitable[object]] = [asyncio.create_task(says.pop(first)())]
+            await meets(disk)
+            [(last, say)] = says.items()
+            asking.append(asyncio.create_task(say()))
+            await asyncio.sleep(0)
+            assert mine.pausing.is_paused, "by the note, or by what was said last"
+        await asyncio.gather(*asking)
+        assert mine.pausing.is_paused == Pausing(note, SystemClock()).is_paused == (last == "pause")
+
+    asyncio.run(story())
+
+
+def test_the_note_of_a_pause_whose_time_is_up_goes_without_holding_anything_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dataservice.tidying.TIDY_S", 0.01)
+
+    async def story() -> None:
+        (note := tmp_path / "paused.json").write_text('{"until": 1000.0}')
+        mine = Halted(note)
+        with standing_still(monkeypatch, tmp_path, "unlink") as disk:
+            running = asyncio.create_task(mine.halts.run())
+            await meets(disk)
+            asking = asyncio.create_task(mine.halts.pause(0.0))
+            await until(lambda: mine.told == ["paused", "halted"])
+        await asking
+        assert Pausing(note, SystemClock()).is_paused
+        await mine.halts.pause(0.01)
+        await until(lambda: not note.exists())
+        assert mine.told[-1] == "resumed"
+        running.cancel()
+
+    asyncio.run(story())
+
+
+class Greeting:
+    """A worker that says hello, and lives until it is told to end."""
+
+    pid = 1
+
+    def __init__(self, pipe: socket) -> None:
+        self._pipe, self._ended = pipe.dup(), asyncio.Event()
+        self.returncode: int | None = None
+
+    async def say_hello(self) -> None:
+        self.pipe = await LocalPipe.over(self._pipe, local_pb2.ToWorker)
+        await self.pipe.send(local_pb2.FromWorker(hello=local_pb2.WorkerHello(data_port=1)))
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return 0
+
+    def send_signal(self, number: int) -> None:
+        self.returncode = -number
+        self._ended.set()
+
+    async def close(self) -> None:
+        await self.pipe.close()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_worker_acts_for_nobody_until_the_disk_has_its_number_and_who_is_stopped_waits_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
+    home, ups, downs, started = Home(tmp_path / "home"), asyncio.Queue[Worker](), list[str](), list[Greeting]()
+    home.open()
+
+    async def start(pipe: socket, arguments: Sequence[str], environment: Mapping[str, str], log: int) -> WorkerProcess:
+        process = Greeting(pipe)
+        await process.say_hello()
+        started.append(process)
+        return process
+
+    async def down(reason: str) -> None:
+        downs.append(reason)
+
+    async def story() -> None:
+        options = WorkerOptions("127.0.0.1", 0, 1, "cpu", tmp_path / "worker.log", os.environ, start=start)
+        mine = Supervisor(
+            options, next_incarnation=lambda: home.next_incarnation(7.0), on_up=ups.put, on_message=nothing, on_down=down
+        )
+        with standing_still(monkeypatch, tmp_path / "home", "replace") as disk:
+            running = asyncio.create_task(mine.run())
+            await meets(disk)
+            assert ups.empty()
+            if is_stopped:
+                await mine.stop(within_s=0.01)
+                await asyncio.wait([running], timeout=20)
+                assert downs == [STOPPED]
+        if not is_stopped:
+            assert (await ups.get()).incarnation == 7
+            assert home.next_incarnation(0.0) == 8
+            await mine.stop(within_s=0.01)
+        await running
+        for process in started:
+            await process.close()
+
+    asyncio.run(story())
+    home.close()
+
+
+def test_numbers_that_wait_for_the_disk_together_are_not_one_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path / "home")
+    home.open()
+    numbers = list[int]()
+    threads = [threading.Thread(target=lambda: numbers.append(home.next_incarnation(7.0))) for _ in range(3)]
+    with standing_still(monkeypatch, tmp_path / "home", "replace") as disk:
+        for thread in threads:
+            thread.start()
+        assert disk.waiting.wait(20)
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == [7, 8, 9]
+    home.close()

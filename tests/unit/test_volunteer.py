@@ -45,22 +45,28 @@ def test_a_pause_ends_by_itself_or_by_its_owner_and_survives_a_restart(tmp_path:
     pausing = Pausing(path, clock)
     assert not pausing.is_paused
     pausing.begin(60.0)
+    pausing.keep()
     assert Pausing(path, clock).is_paused
     clock.now_s += 61.0
     assert not Pausing(path, clock).is_paused
     assert not pausing.is_paused
+    pausing.tidy()
     assert not path.exists()
     pausing.begin(0.0)
+    pausing.keep()
     clock.now_s += 1e8
     assert Pausing(path, clock).is_paused
     assert "resumed" in Pausing(path, clock).reason
     pausing.end()
+    assert pausing.is_paused, "it works again when a restart would, too"
+    pausing.keep()
+    assert not pausing.is_paused
     assert not Pausing(path, clock).is_paused
     with pytest.raises(InvalidInput):
         pausing.begin(float("nan"))
 
 
-@pytest.mark.parametrize("damage", [b"", b"[]", b"{}", b'{"until": "soon"}', b"\xff"])
+@pytest.mark.parametrize("damage", [b"", b"[]", b"{}", b'{"until": "soon"}', b'{"until": NaN}', b"\xff"])
 def test_in_doubt_nothing_runs(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "paused.json"
     path.write_bytes(damage)
