@@ -33,13 +33,18 @@ class Ends:
     ) -> None:
         self._store, self._key, self._clock, self._policy = store, key, clock, policy
         self._jobs, self._history = jobs, history
-        self._seen: set[str] = set()
+        self._epoch, self._seen = 0, set[str]()
+        """Jobs of this term's `decided` of which the end is there, though no record says so."""
         self._waits: dict[str, tuple[float, float]] = {}
         """Jobs whose end could not be written: when it is tried again, and how long that was put off."""
         self.trouble = ""
 
     async def write(self, view: ModelView) -> None:
-        """Writes what is decided and not written yet; another content there is an alarm, told once. After one failure no other is tried in this round."""
+        """Writes what is decided and not written yet; another content there is an alarm, told once in a term. After one failure no other is tried in this
+        round. Each term looks anew: the store may have gone back before it.
+        """
+        self._seen = {one.job_id for one in view.head.decided if one.job_id in self._seen and view.head.epoch == self._epoch}
+        self._epoch = view.head.epoch
         owed = [outcome for outcome in ends_to_write(view.head, self._jobs.records) if outcome.job_id not in self._seen]
         self._waits = {one.job_id: self._waits[one.job_id] for one in owed if one.job_id in self._waits}
         self.trouble = self.trouble if self._waits else ""

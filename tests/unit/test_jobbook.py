@@ -303,6 +303,23 @@ def test_an_end_that_can_neither_be_written_nor_read_holds_up_no_other() -> None
     assert (shelf.book.records["a"].end, ends.trouble) == (decided[0], "")
 
 
+def test_an_end_that_a_store_lost_is_written_again_also_of_a_job_that_is_known_no_more() -> None:
+    """The head remembers the outcome, and lets go of it only when the end is there; no more is remembered here than the head does."""
+    shelf = Shelf()
+    ends = Ends(shelf.store, HOLDER, Clock(), lambda: FIRST, shelf.book, History(None, HOLDER.node_id, Clock()))
+
+    def write(epoch: int, *decided: str) -> int:
+        outcomes = [model_pb2.Outcome(job_id=job_id, state=model_pb2.JOB_STATE_COMPLETED) for job_id in decided]
+        asyncio.run(ends.write(ModelView("m", model_pb2.Head(epoch=epoch, decided=outcomes), b"")))
+        return len(ends._seen)
+
+    write(1, "lost")
+    shelf.store.rewind(keys.job_end("m", "lost"), None)
+    write(2, "lost")
+    assert shelf.store.peek(keys.job_end("m", "lost")) is not None
+    assert [write(2, *(f"j{number + after:02d}" for after in range(16))) for number in range(20)] == [16] * 20
+
+
 def test_what_a_store_that_went_back_has_no_more_is_no_job_and_no_end() -> None:
     """Activated, a job without its request would hold the head for ever: nobody could even call it off."""
     shelf = Shelf()
