@@ -145,6 +145,51 @@ def test_what_was_called_off_is_released_though_the_next_job_is_paused_before_it
     assert ends == {"job-0": model_pb2.JOB_STATE_CANCELLED, "job-1": model_pb2.JOB_STATE_COMPLETED}
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_what_was_called_off_ends_everywhere_though_whoever_recorded_it_is_gone(seed: int) -> None:
+    """The holder dies in the moment in which the store has the cancellation, and the only other orchestrator has slept through it; a PNode hears nobody while
+    the job ends.
+    """
+    knobs = ControlKnobs(**CALM, vnodes_per_node=3, jobs_every_s=(1.0, 1.0), faults_s=60.0)
+    story = Story(world := ControlWorld(seed, knobs))
+    away = list[str]()
+
+    def calls_off() -> None:
+        deaf = next(pnode for pnode in world.pnodes if any(one.job_id == "job-0" for one in pnode.worker.replicas.values()))
+        world.faults.shock(deaf)
+        for shell in world.orchestrators:
+            world.network.block(shell.host, deaf.host, 25.0)
+            world.network.block(deaf.host, shell.host, 25.0)
+            shell.crash()
+        away.append(deaf.node_id)
+        world.store.store.rewind(keys.job_cancel(MODEL, "job-0"), job_cancel(world.community, "job-0"))
+
+    def other_begins() -> None:
+        assert any(one.job_id == "job-0" for pnode in world.pnodes for one in pnode.worker.replicas.values())
+        world.orchestrators[1].start()
+
+    def is_over() -> bool:
+        return world.store.store.peek(keys.job_end(MODEL, "job-0")) is not None
+
+    def only_the_deaf_go_on() -> None:
+        hosts = {pnode.node_id for pnode in world.pnodes if any(one.job_id == "job-0" for one in pnode.worker.replicas.values())}
+        assert hosts == set(away)
+
+    def nobody_goes_on() -> bool:
+        return not any(one.job_id == "job-0" for pnode in world.pnodes for one in pnode.worker.replicas.values())
+
+    story.when(lambda: story.learned("v2") > 5, calls_off)
+    story.after(1.0, other_begins)
+    story.when(is_over, lambda: None)
+    story.after(3.0, only_the_deaf_go_on)
+    story.when(nobody_goes_on, lambda: None)
+    story.run()
+    ends = {name: outcome.state for name, outcome in world.checkers._decided.items()}
+    assert ends == {"job-0": model_pb2.JOB_STATE_CANCELLED, "job-1": model_pb2.JOB_STATE_COMPLETED}
+    for shell in world.honest():
+        assert shell.runtime.jobs.records["job-0"].end is not None
+
+
 @dataclass(slots=True)
 class LostStatements:
     """Reads of statements find nothing while it is on, as in a store that answers with what was there before."""

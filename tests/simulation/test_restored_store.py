@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
-from simulation.control_knobs import restored_knobs
+from dataservice import keys
+from dcnr.v1 import model_pb2
+from orchestrator.ends import Ends
+from simulation.control_identity import MODEL
+from simulation.control_knobs import ControlKnobs, restored_knobs
 from simulation.control_world import ControlWorld
 from tests.simulation import control_planted as planted
 from tests.simulation import control_planted_backups as backups
 from tests.simulation.control_planted import Plant
 from tests.simulation.reddening import first_red
+from tests.simulation.test_control_pauses import CALM, Story
 
 SEEDS = range(6)
 PLANTED: list[tuple[Plant, int, set[str]]] = [
@@ -42,3 +47,39 @@ def test_whatever_goes_back_everybody_follows_and_no_job_ends_twice(seed: int) -
 def test_a_planted_bug_turns_its_checker_red(plant: Plant, hint: int, expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     assert first_red(restored_world(seed) for seed in (hint, *SEEDS)) in expected
+
+
+def test_an_end_that_is_written_into_a_store_that_has_just_gone_back_holds_and_nobody_waits_for_what_it_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A holder that has read its head back writes the end of a job, and between the two the store is one again in which that job runs: nobody runs it once
+    more, though its result is lost, and the next job is learned.
+    """
+    knobs = ControlKnobs(**{**CALM, "jobs": 3}, vnodes_per_node=3, jobs_every_s=(1.0, 1.0), faults_s=60.0)
+    story = Story(world := ControlWorld(5, knobs))
+    copies, write = list[dict[str, bytes]](), Ends._write
+
+    async def too_late(ends: Ends, model: str, outcome: model_pb2.Outcome) -> None:
+        if outcome.job_id == "job-0" and copies:
+            world.faults._all_may_move()
+            world.store.store.restore(copies.pop())
+            lost.append(outcome.manifest_digest)
+        await write(ends, model, outcome)
+
+    def has_ended() -> bool:
+        return bool(lost) and story.state("job-1") != model_pb2.JOB_STATE_UNSPECIFIED
+
+    def its_result_is_lost() -> None:
+        assert world.store.store.peek(keys.job_end(MODEL, "job-0")) is not None
+        assert world.store.store.peek(keys.manifest(MODEL, lost[0])) is None
+
+    lost = list[str]()
+    monkeypatch.setattr(Ends, "_write", too_late)
+    story.when(lambda: story.learned("v0") > 5, lambda: copies.append(world.store.store.dump()))
+    story.when(has_ended, its_result_is_lost)
+    story.run()
+    assert world.checkers.backups.num_back == 1
+    assert world.checkers.backups.num_repeated == 1, "the next term says again what the end says"
+    ended = world.checkers._decided["job-0"]
+    assert (ended.state, ended.manifest_digest) == (model_pb2.JOB_STATE_COMPLETED, lost[0])
+    assert world.checkers._decided.keys() == {"job-0", "job-1", "job-2"}
