@@ -19,6 +19,7 @@ from dcnr.v1 import common_pb2, identity_pb2, membership_pb2
 from membership.gossip import MAX_PNODES, Gone, GoneReason, View
 from membership.known import Known
 from membership.node import MembershipSettings
+from membership.partners import ENTRIES_AGAIN_S
 from trust.records import VerifiedAdvert
 
 SIZES: Final = (32, 100, 250, 400)
@@ -38,6 +39,8 @@ class Member:
     sequence: int = 0
     met: set[str] = field(default_factory=set)
     """Partners that said that they read what is known briefly."""
+    entries_at_s: dict[str, float] = field(default_factory=dict)
+    """By partner, when it is told entries again."""
 
 
 class Network:
@@ -91,7 +94,10 @@ class Network:
         partners = me.view.partners(self._rng, settings.num_partners, now_s)
         news = me.view.news()
         for partner, known in zip(partners, me.view.known(self._rng, len(partners)), strict=True):
-            request = membership_pb2.ExchangeRequest(adverts=news, bootstrap=[ENTRY], suspects=me.view.suspects())
+            entries = [ENTRY] if now_s >= me.entries_at_s.get(partner.node_id, 0.0) else []
+            if entries:
+                me.entries_at_s[partner.node_id] = now_s + ENTRIES_AGAIN_S
+            request = membership_pb2.ExchangeRequest(adverts=news, bootstrap=entries, suspects=me.view.suspects())
             bare = request.ByteSize()
             known.put_into(request, briefly=partner.node_id in me.met)
             me.met.add(partner.node_id)
@@ -99,7 +105,7 @@ class Network:
             other = self.members[partner.node_id].view
             given = other.news_for(Known.told(request), self._rng, EPOCH_S + now_s)
             response = membership_pb2.ExchangeResponse(
-                adverts=given, bootstrap=[ENTRY], time_unix_ms=int(EPOCH_S * 1000), document_version=1, reads_briefly=True
+                adverts=given, bootstrap=entries, time_unix_ms=int(EPOCH_S * 1000), document_version=1, reads_briefly=True
             )
             self.told_bytes["given"] += response.ByteSize()
             self.num_given += len(given)

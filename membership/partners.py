@@ -22,6 +22,8 @@ MAX_PARTNERS: Final = 16
 EXCHANGE_TIMEOUT_S: Final = 4.0
 """Connecting included."""
 PROBE_TIMEOUT_S: Final = 3.0
+ENTRIES_AGAIN_S: Final = 60.0
+"""A partner is told the same entries again after so long, in case it has let go of them for others' words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Partners:
         """Calls to a partner that are under way or about to begin."""
         self._introduced: dict[str, Metadata] = {}
         """In which session a partner was last given our advert."""
+        self._entries_told: dict[str, tuple[Metadata, float]] = {}
+        """In which session, and when, a partner was last told entries."""
         self._reading: dict[str, Metadata] = {}
         """In which session a partner said that it reads what is known briefly."""
         self.observed_address = ""
@@ -52,7 +56,7 @@ class Partners:
         self, partner: VerifiedAdvert, asked: Asked, own: identity_pb2.Envelope | None = None
     ) -> membership_pb2.ExchangeResponse:
         """One exchange within `EXCHANGE_TIMEOUT_S`; in the first one of each session our ``own`` advert goes with it: a partner that began anew may know
-        nobody whom it could ask. Raises the partner's error, or Unavailable.
+        nobody whom it could ask. So do entries, and again every `ENTRIES_AGAIN_S`. Raises the partner's error, or Unavailable.
         """
         try:
             async with asyncio.timeout(EXCHANGE_TIMEOUT_S), self._lent(partner) as connection:
@@ -70,6 +74,8 @@ class Partners:
             raise
         if partner.node_id in self._connections:
             self._introduced[partner.node_id] = session
+            if request.bootstrap:
+                self._entries_told[partner.node_id] = session, asked_s
             if response.reads_briefly:
                 self._reading[partner.node_id] = session
         self._time.heard(partner.node_id, said)
@@ -82,6 +88,9 @@ class Partners:
         request = membership_pb2.ExchangeRequest()
         request.CopyFrom(asked.same)
         asked.known.put_into(request, briefly=self._reading.get(partner.node_id) == session)
+        before, told_s = self._entries_told.get(partner.node_id, (None, 0.0))
+        if before == session and self._time.monotonic() - told_s < ENTRIES_AGAIN_S:
+            del request.bootstrap[:]
         if own is not None and self._introduced.get(partner.node_id) != session and own not in request.adverts:
             del request.adverts[MAX_ADVERTS_PER_EXCHANGE - 1 :]
             request.adverts.append(own)
@@ -150,6 +159,7 @@ class Partners:
     async def _drop(self, node_id: str) -> None:
         connection = self._connections.pop(node_id, None)
         self._introduced.pop(node_id, None)
+        self._entries_told.pop(node_id, None)
         self._reading.pop(node_id, None)
         if connection is not None:
             await connection.close()

@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from dcnr.errors import DcnrError, InvalidInput
-from dcnr.limits import MAX_ADVERT_BYTES, MAX_ADVERTS_PER_EXCHANGE, MAX_BOOTSTRAP_ENTRIES
+from dcnr.limits import MAX_ADVERT_BYTES, MAX_ADVERTS_PER_EXCHANGE
 from dcnr.ports import Random
 from dcnr.rpc.dialer import Dialer
 from dcnr.v1 import identity_pb2, membership_pb2
@@ -40,7 +40,7 @@ SAVE_SOON_S: Final = 1.0
 that it was given are gone."""
 FEW_SAVED: Final = 16
 TOLD_BY_EACH: Final = 8
-"""Entries that one teller's word puts among those that may be asked."""
+"""Entries that one teller's word puts among those that may be asked; so nobody tells more."""
 MAX_TELLERS: Final = 4
 _log = structlog.get_logger("membership")
 
@@ -140,9 +140,10 @@ class Seeker:
                 self._told.popitem(last=False)
 
     def entries_for_others(self) -> list[Entry]:
-        """Reachable orchestrators, ourselves among them."""
+        """Reachable orchestrators, ourselves first; of many, others each time."""
         own = [self._view.own] if self._view.own is not None and self._view.own.is_orchestrator else []
-        return _entries_of([*own, *self._orchestrators()])[:MAX_BOOTSTRAP_ENTRIES]
+        others = self._orchestrators()
+        return _entries_of([*own, *self._rng.sample(others, min(len(others), TOLD_BY_EACH - len(own)))])
 
     def heard_from_others(self) -> None:
         """An exchange or a join worked."""

@@ -101,10 +101,13 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         self._gossip.take(request.adverts)
         self._gossip.hear_of(request.bootstrap, caller_of(context).subnet)
         self._gossip.suspect(request.suspects)
+        tells_entries = bool(request.bootstrap) or not request.HasField(
+            "known_briefly"
+        )  # as when a session begins: the caller may have none
         return membership_pb2.ExchangeResponse(
             adverts=lacking,
             suspects=self._gossip.view.suspects(),
-            bootstrap=[str(entry) for entry in self._gossip.entries()[:MAX_BOOTSTRAP_ENTRIES]],
+            bootstrap=[str(entry) for entry in self._gossip.entries()] if tells_entries else [],
             time_unix_ms=int(self._clock.wall() * 1000),
             document_version=self._gossip.network.version,
             reads_briefly=True,

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from town_rig import Node, Town, in_town, until
 
+from dcnr.rpc.guard import peer_of
 from dcnr.testing import free_ports
 from dcnr.v1 import membership_pb2
+from membership import partners
 from membership.node import MembershipSettings
+from membership.seeking import TOLD_BY_EACH
 from membership.service import MembershipServicer
 
 RARELY = MembershipSettings(exchange_s=0.3, document_s=3600.0)
@@ -88,6 +91,42 @@ def test_what_is_known_is_told_briefly_to_who_says_that_it_reads_that(monkeypatc
         assert all(bool(at_length) != bool(briefly) for at_length, briefly in told)
         assert (told[-1] == (0, 2)) == reads
         assert first.knows(*town.nodes)
+
+    in_town(scene)
+
+
+def test_entries_are_told_where_a_session_begins_and_rarely_after_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: however many orchestrators there are, their entries are not most of what exchanges carry; of more than a hearer keeps, none is told."""
+    told: dict[str, list[tuple[int, int]]] = {}
+    serve = MembershipServicer.Exchange
+
+    async def recorded(
+        self: MembershipServicer, request: membership_pb2.ExchangeRequest, context: Any
+    ) -> membership_pb2.ExchangeResponse:
+        response = await serve(self, request, context)
+        told.setdefault(peer_of(context).node_id, []).append((len(request.bootstrap), len(response.bootstrap)))
+        return response
+
+    monkeypatch.setattr(MembershipServicer, "Exchange", recorded)
+
+    async def scene(town: Town) -> None:
+        first = await town.orchestrator(settings=RARELY)
+        node = await town.add(settings=RARELY)
+        await until(lambda: all(one.knows(*town.nodes) for one in town.nodes), "not everybody knows everybody")
+        seen = told.setdefault(node.key.node_id, [])
+        begun = len(seen)
+        await until(lambda: len(seen) >= begun + 4, "they exchange nothing")
+        assert seen[begun + 2 :] == [(0, 0)] * len(seen[begun + 2 :])
+        monkeypatch.setattr(partners, "ENTRIES_AGAIN_S", 0.0)
+        count = len(seen)
+        await until(lambda: len(seen) >= count + 2, "they exchange nothing")
+        assert seen[-1] == (1, 1)
+        for one in (first, node):
+            advert = node.membership.find(first.key.node_id)
+            monkeypatch.setattr(one.membership._seeker, "_orchestrators", lambda advert=advert: [advert] * 16)
+        count = len(seen)
+        await until(lambda: len(seen) >= count + 2, "they exchange nothing")
+        assert seen[-1] == (TOLD_BY_EACH, TOLD_BY_EACH)
 
     in_town(scene)
 
