@@ -318,8 +318,11 @@ class Membership:
     async def _keep_directory(self) -> None:
         while True:
             if self._directory.stats().num_contacts < DHT_ENOUGH_CONTACTS:
-                addresses = [split_address(a.advert.dht_address) for a in self._view.members() if a.advert.dht_address]
-                await self._directory.bootstrap(self._rng.sample(addresses, min(DHT_BOOTSTRAP, len(addresses))))
+                met = {node_id for _, _, node_id in self._directory.export_contacts()}
+                strange = [a.advert.dht_address for a in self._view.members() if a.advert.dht_address and a.node_id not in met]
+                if strange:  # a small network has no more than these
+                    chosen = self._rng.sample(strange, min(DHT_BOOTSTRAP, len(strange)))
+                    await self._directory.bootstrap([split_address(address) for address in chosen])
             if self._directory.stats().num_contacts:
                 await self._publisher.refresh(self.own_advert)
             await asyncio.sleep(min(DHT_TICK_S, self._settings.exchange_s) * self._rng.uniform(0.75, 1.25))

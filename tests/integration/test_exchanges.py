@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from dcnr.rpc.guard import peer_of
 from dcnr.testing import free_ports
 from dcnr.v1 import membership_pb2
 from membership import partners
+from membership.dht_directory import DirectoryNode
 from membership.node import MembershipSettings
+from membership.publishing import Publisher
 from membership.seeking import TOLD_BY_EACH
 from membership.service import MembershipServicer
 
@@ -127,6 +130,40 @@ def test_entries_are_told_where_a_session_begins_and_rarely_after_that(monkeypat
         count = len(seen)
         await until(lambda: len(seen) >= count + 2, "they exchange nothing")
         assert seen[-1] == (TOLD_BY_EACH, TOLD_BY_EACH)
+
+    in_town(scene)
+
+
+def test_a_directory_that_has_met_everybody_looks_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: daemons of a small network are not awake for walks that can find nothing; whoever comes is met."""
+    asked: list[Sequence[Any]] = []
+    bootstrap, refresh, num_ticks = DirectoryNode.bootstrap, Publisher.refresh, 0
+
+    async def recorded(self: DirectoryNode, addresses: Sequence[tuple[str, int]]) -> int:
+        asked.append(addresses)
+        return await bootstrap(self, addresses)
+
+    async def ticked(self: Publisher, own: Any) -> None:
+        nonlocal num_ticks
+        num_ticks += 1
+        await refresh(self, own)
+
+    monkeypatch.setattr(DirectoryNode, "bootstrap", recorded)
+    monkeypatch.setattr(Publisher, "refresh", ticked)
+
+    async def scene(town: Town) -> None:
+        def have_met() -> bool:
+            ids = {node.key.node_id for node in town.nodes}
+            return all(node.tables() == ids - {node.key.node_id} for node in town.nodes)
+
+        await town.orchestrator()
+        for _ in range(2):
+            await town.add()
+            await until(have_met, "the directory is not joined")
+            asked.clear()
+            until_tick = num_ticks + 8 * len(town.nodes)
+            await until(lambda wanted=until_tick: num_ticks >= wanted, "nobody keeps the directory")
+            assert len(asked) <= len(town.nodes), "one look each may have begun before all had met"
 
     in_town(scene)
 
