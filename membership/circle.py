@@ -30,6 +30,11 @@ class Circle:
         """The oldest first."""
         self._turned_s = float("-inf")
 
+    @property
+    def ids(self) -> Collection[NodeId]:
+        """Who is in it."""
+        return frozenset(self._ids)
+
     def partners(
         self, rng: Random, willing: Sequence[VerifiedAdvert], again: Collection[str], count: int, now_s: float
     ) -> list[VerifiedAdvert]:

@@ -108,7 +108,7 @@ class View:
         self._farewells: OrderedDict[str, tuple[VerifiedAdvert, int]] = OrderedDict()
         self._suspects: OrderedDict[str, tuple[Order, int]] = OrderedDict()
         self._trouble: dict[str, _Trouble] = {}
-        self._circle, self._num_told = Circle(), 0
+        self.circle, self._num_told = Circle(), 0
         self.own: VerifiedAdvert | None = None
         self._own_exchanges = 0
         self.own_seen: Order = (0, 0)
@@ -247,7 +247,7 @@ class View:
         with_address = [a for a in self.members() if a.advert.control_addresses]
         willing = [a for a in with_address if self._trouble.get(a.node_id, _NO_TROUBLE).until <= now] or with_address
         again = [node_id for node_id, trouble in self._trouble.items() if trouble.until <= now]
-        return self._circle.partners(rng, willing, again, count, now)
+        return self.circle.partners(rng, willing, again, count, now)
 
     def failed(self, node_id: str, now: float) -> None:
         """An exchange with the node failed: it is left alone for a time that doubles."""

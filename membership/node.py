@@ -307,6 +307,7 @@ class Membership:
             elif now >= self._renew_at:
                 self._renew()
             await self._exchanges.round(group, self._view.partners(self._rng, self._settings.num_partners, now))
+            await self._partners.keep(self._view.circle.ids)
             self._seeker.save_what_is_due(group)
             await asyncio.sleep(MIN_PAUSE_S)
             try:

@@ -1,11 +1,13 @@
-"""Connections to gossip partners, kept for the next exchange: at most `MAX_PARTNERS` besides those in use, the least recently used one is closed first."""
+"""Connections to gossip partners, kept for the next exchange while they are in the circle: at most `MAX_PARTNERS` besides those in use, the least recently used
+one is closed first.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -108,6 +110,12 @@ class Partners:
         async with self._lent(partner) as connection:
             stub = membership_pb2_grpc.MembershipServiceStub(connection.channel)
             return await connection.call(stub.Document, request, EXCHANGE_TIMEOUT_S)
+
+    async def keep(self, node_ids: Collection[str]) -> None:
+        """Closes the connections to all others that nothing goes over: what keeps one alive costs more than a new one now and then."""
+        for node_id in [one for one in self._connections if one not in node_ids]:
+            if node_id not in self._in_use:
+                await self._drop(node_id)
 
     async def close(self) -> None:
         """Closes all connections."""

@@ -13,7 +13,7 @@ from town_rig import Node, Town, in_town, until
 from dcnr.rpc.guard import peer_of
 from dcnr.testing import free_ports
 from dcnr.v1 import membership_pb2
-from membership import partners
+from membership import circle, partners
 from membership.dht_directory import DirectoryNode
 from membership.node import MembershipSettings
 from membership.publishing import Publisher
@@ -130,6 +130,28 @@ def test_entries_are_told_where_a_session_begins_and_rarely_after_that(monkeypat
         count = len(seen)
         await until(lambda: len(seen) >= count + 2, "they exchange nothing")
         assert seen[-1] == (TOLD_BY_EACH, TOLD_BY_EACH)
+
+    in_town(scene)
+
+
+def test_who_leaves_the_circle_is_connected_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: connections over which nothing goes cost each volunteer's line what keeps them alive, so nobody collects them while circles turn."""
+    monkeypatch.setattr(circle, "CIRCLE", 1)
+    monkeypatch.setattr(circle, "TURN_S", 0.5)
+    met: set[str] = set()
+
+    async def scene(town: Town) -> None:
+        first = await town.orchestrator()
+        for _ in range(3):
+            await town.add()
+        connections = first.membership._partners._connections
+
+        def has_met_all() -> bool:
+            met.update(connections)
+            return len(met) == 3
+
+        await until(has_met_all, "its circle does not turn")
+        await until(lambda: len(connections) <= 1, "it keeps connections to those that left its circle")
 
     in_town(scene)
 
