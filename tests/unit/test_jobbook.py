@@ -16,12 +16,12 @@ from dcnr.ports import Random
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator import jobbook
-from orchestrator.changes import Activate, Decide, apply
+from orchestrator.changes import Activate
 from orchestrator.documents import sealed
 from orchestrator.ends import LONGEST_PAUSE_S, Ends
 from orchestrator.history import History
-from orchestrator.jobbook import MAX_PAUSE_LOOKS, MAX_UNREAD, MISSING_LOOKS, UNSIGNED_LOOKS, JobBook
-from orchestrator.jobs import ends_to_write, next_change
+from orchestrator.jobbook import MAX_PAUSE_LOOKS, MAX_UNREAD, UNSIGNED_LOOKS, JobBook
+from orchestrator.jobs import next_change
 from orchestrator.retention import kept_states
 from orchestrator.view import ModelView, ViewLoader
 from trust.amendment import Changes, amend
@@ -301,112 +301,3 @@ def test_an_end_that_can_neither_be_written_nor_read_holds_up_no_other() -> None
     asyncio.run(ends.write(view))
     asyncio.run(ends.write(view))
     assert (shelf.book.records["a"].end, ends.trouble) == (decided[0], "")
-
-
-def test_an_end_that_a_store_lost_is_written_again_also_of_a_job_that_is_known_no_more() -> None:
-    """The head remembers the outcome, and lets go of it only when the end is there; no more is remembered here than the head does."""
-    shelf = Shelf()
-    ends = Ends(shelf.store, HOLDER, Clock(), lambda: FIRST, shelf.book, History(None, HOLDER.node_id, Clock()))
-
-    def write(epoch: int, *decided: str) -> int:
-        outcomes = [model_pb2.Outcome(job_id=job_id, state=model_pb2.JOB_STATE_COMPLETED) for job_id in decided]
-        asyncio.run(ends.write(ModelView("m", model_pb2.Head(epoch=epoch, decided=outcomes), b"")))
-        return len(ends._seen)
-
-    write(1, "lost")
-    shelf.store.rewind(keys.job_end("m", "lost"), None)
-    write(2, "lost")
-    assert shelf.store.peek(keys.job_end("m", "lost")) is not None
-    assert [write(2, *(f"j{number + after:02d}" for after in range(16))) for number in range(20)] == [16] * 20
-
-
-def test_what_a_store_that_went_back_has_no_more_is_no_job_and_no_end() -> None:
-    """Activated, a job without its request would hold the head for ever: nobody could even call it off."""
-    shelf = Shelf()
-    shelf.submit("kept", begins_with=shelf.manifest(1, HOLDER))
-    shelf.submit("lost", begins_with=shelf.manifest(2, HOLDER))
-    shelf.end("kept")
-    shelf.refresh()
-    assert shelf.activated() == "lost"
-    shelf.store.rewind(keys.job_request("m", "lost"), None)
-    shelf.store.rewind(keys.job_end("m", "kept"), None)
-    shelf.refresh()
-    assert sorted(shelf.book.records) == ["kept", "lost"], "a listing may be stale: nothing is forgotten for that"
-    assert shelf.activated() == "", "nor is anything begun by what it does not show"
-    asyncio.run(shelf.book.refresh(num_back=1))
-    assert sorted(shelf.book.records) == ["kept"]
-    assert shelf.activated() == "kept", "it goes on from where the store is"
-    shelf.end("kept")
-    asyncio.run(shelf.book.refresh(num_back=1))
-    assert shelf.activated() == ""
-
-
-def test_what_a_store_lost_is_forgotten_after_some_looks_by_whoever_read_no_older_head() -> None:
-    """It had been asleep while the head was the older one: a job that ran once more was ended by it as it had ended before, with a result that was lost."""
-    shelf = Shelf()
-    shelf.submit("kept", begins_with=shelf.manifest(1, HOLDER))
-    shelf.submit("lost", begins_with=shelf.manifest(2, HOLDER))
-    shelf.end("kept")
-    shelf.refresh()
-    shelf.store.rewind(keys.job_request("m", "lost"), None)
-    shelf.store.rewind(keys.job_end("m", "kept"), None)
-    head = model_pb2.Head(active=model_pb2.ActiveJob(job_id="kept", state=model_pb2.JOB_STATE_RUNNING))
-    shelf.refresh(MISSING_LOOKS - 1)
-    assert next_change(head, shelf.book.records, None, 0) is None, "it may have ended, or not"
-    outcome = model_pb2.Outcome(job_id="kept", state=model_pb2.JOB_STATE_CANCELLED)
-    decided = model_pb2.Head(decided=[outcome])
-    assert not ends_to_write(decided, shelf.book.records), "who has decided it does not write it into the store that went back"
-    shelf.refresh()
-    assert list(ends_to_write(decided, shelf.book.records)) == [outcome]
-    assert list(shelf.book.records) == ["kept"]
-    assert shelf.book.records["kept"].end is None
-    assert shelf.activated() == "kept"
-
-
-def test_a_stale_listing_between_others_forgets_nothing() -> None:
-    shelf = Shelf()
-    shelf.submit("a", begins_with=shelf.manifest(1, HOLDER))
-    shelf.end("a")
-    shelf.refresh()
-    end = shelf.store.peek(keys.job_end("m", "a"))
-    for _ in range(2):
-        shelf.store.rewind(keys.job_end("m", "a"), None)
-        shelf.refresh(MISSING_LOOKS - 1)
-        for _ in range(3):
-            asyncio.run(shelf.book.look())
-        assert shelf.book.records["a"].end is not None, "who merely asks says nothing of it"
-        shelf.store.rewind(keys.job_end("m", "a"), end)
-        shelf.refresh()
-    assert shelf.book.records["a"].end is not None
-    assert not shelf.book.records["a"].is_doubted
-
-
-def test_an_active_job_of_which_the_store_has_no_request_fails_after_some_looks() -> None:
-    """As where a head is newer than what was restored beside it: unread for ever, it would keep all other jobs waiting, and nobody could call it off."""
-    shelf = Shelf()
-    shelf.submit("waits", begins_with=shelf.manifest(1, HOLDER))
-    head = model_pb2.Head(active=model_pb2.ActiveJob(job_id="lost", state=model_pb2.JOB_STATE_RUNNING))
-    for _ in range(MISSING_LOOKS - 1):
-        asyncio.run(shelf.book.refresh("lost"))
-        assert next_change(head, shelf.book.records, None, 0) is None, "a listing may be stale"
-    asyncio.run(shelf.book.refresh("lost"))
-    change = next_change(head, shelf.book.records, None, 0)
-    assert isinstance(change, Decide)
-    outcome = model_pb2.Outcome.FromString(change.outcome)
-    assert (outcome.job_id, outcome.state, outcome.reason) == (
-        "lost",
-        model_pb2.JOB_STATE_FAILED,
-        "the store has its request no more",
-    )
-    assert apply(change, head) == ""
-    assert isinstance(next_change(head, shelf.book.records, None, 0), Activate)
-
-
-def test_an_active_job_that_was_read_once_goes_on_without_its_request() -> None:
-    shelf = Shelf()
-    shelf.submit("active", begins_with=shelf.manifest(1, HOLDER))
-    asyncio.run(shelf.book.refresh("active"))
-    shelf.store.rewind(keys.job_request("m", "active"), None)
-    for _ in range(2 * MISSING_LOOKS):
-        asyncio.run(shelf.book.refresh("active"))
-    assert not shelf.book.records["active"].problem
