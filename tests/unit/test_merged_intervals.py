@@ -62,6 +62,23 @@ async def worked(
     return primary, other
 
 
+async def joined(tmp_path: Path, span_steps: int = 256) -> tuple[Member, Member]:
+    """A primary, and a contributor that has learned two batches on its anchor."""
+    primary, other = Member("a.1", tmp_path), Member("a.2", tmp_path, span_steps=span_steps)
+    await other.stand_on(await primary.merge())
+    await other.learn(10, 11)
+    return primary, other
+
+
+async def lead_unanswered(other: Member) -> None:
+    """A contributor is made the primary while nobody has answered its delta, and learns another batch."""
+    _, _, batches = await other.delta()
+    other.chain.lead(batches)
+    other.books.lead()
+    other.compute.lead()
+    await other.learn(12)
+
+
 @pytest.mark.parametrize("codec", ["raw", "int8"])
 def test_honest_intervals_of_both_are_run_again(tmp_path: Path, codec: str) -> None:
     async def scenario() -> None:
@@ -107,9 +124,7 @@ def test_a_delta_of_as_many_entries_as_one_replay_goes_over_can_be_checked(tmp_p
     """It ends with what the contributor moved, and with no state: one that its log names, since a batch followed that could not be learned, is in no bundle."""
 
     async def scenario() -> None:
-        primary, other = Member("a.1", tmp_path), Member("a.2", tmp_path, span_steps=2)
-        await other.stand_on(await primary.merge())
-        await other.learn(10, 11)
+        primary, other = await joined(tmp_path, span_steps=2)
         if has_begun_another:
             await other.books.before_learning()
         await primary.merge(await other.delta())
@@ -124,14 +139,8 @@ def test_what_a_contributor_goes_on_with_as_the_primary_has_its_states_named(tmp
     """The last entry of an unanswered delta is followed by others then, and a replay starts anew behind it."""
 
     async def scenario() -> None:
-        primary, other = Member("a.1", tmp_path), Member("a.2", tmp_path, span_steps=2)
-        await other.stand_on(await primary.merge())
-        await other.learn(10, 11)
-        _, _, batches = await other.delta()
-        other.chain.lead(batches)
-        other.books.lead()
-        other.compute.lead()
-        await other.learn(12)
+        primary, other = await joined(tmp_path, span_steps=2)
+        await lead_unanswered(other)
         log = model_pb2.StepLog.FromString(await other.books.log(""))
         assert [(step.batch, bool(step.state_digest)) for step in log.steps] == [(10, False), (11, True), (12, False)]
         primary.books.close()
@@ -142,14 +151,8 @@ def test_what_a_contributor_goes_on_with_as_the_primary_has_its_states_named(tmp
 
 def test_a_contributor_that_is_made_the_primary_tells_its_unanswered_delta_again(tmp_path: Path) -> None:
     async def scenario() -> None:
-        primary, other = Member("a.1", tmp_path), Member("a.2", tmp_path)
-        await other.stand_on(await primary.merge())
-        await other.learn(10, 11)
-        _, _, batches = await other.delta()
-        other.chain.lead(batches)
-        other.books.lead()
-        other.compute.lead()
-        await other.learn(12)
+        primary, other = await joined(tmp_path)
+        await lead_unanswered(other)
         await other.snapshot()
         stated, _ = await other.opened(other.named[-1])
         assert [step.batch for step in stated.steps] == [10, 11, 12]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from socket import socket
 
@@ -20,6 +21,7 @@ from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.authority import Source
 from pnode.diary import Diary, Seen, read_week
+from pnode.duties import Duties
 from pnode.halts import Halts
 from pnode.home import Home, read_message
 from pnode.pausing import Pausing
@@ -122,6 +124,20 @@ def test_what_is_asked_for_while_it_goes_comes_again(tmp_path: Path, monkeypatch
     asyncio.run(story())
 
 
+@asynccontextmanager
+async def told_while_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[tuple[str, str, str]]
+) -> AsyncIterator[tuple[Duties, asyncio.TaskGroup, asyncio.Task[None]]]:
+    """Duties of which the first desired state waits for the disk, and their group, which is over when this is."""
+    async with asyncio.TaskGroup() as group:
+        mine = duties(tmp_path, said, group)
+        await mine.head_received(head(FIRST), Source.OWN_GET)
+        with standing_still(monkeypatch, tmp_path / "home" / ".desired", "open") as disk:
+            first = group.create_task(mine.desired_received(desired(FIRST, 1)))
+            await meets(disk)
+            yield mine, group, first
+
+
 def test_desired_states_wait_for_the_disk_one_after_the_other_and_the_newest_has_the_last_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,18 +145,13 @@ def test_desired_states_wait_for_the_disk_one_after_the_other_and_the_newest_has
     said: list[tuple[str, str, str]] = []
 
     async def story() -> None:
-        async with asyncio.TaskGroup() as group:
-            mine = duties(tmp_path, said, group)
-            await mine.head_received(head(FIRST), Source.OWN_GET)
-            with standing_still(monkeypatch, tmp_path / "home" / ".desired", "open") as disk:
-                first = group.create_task(mine.desired_received(desired(FIRST, 1)))
-                await meets(disk)
-                for later in (newest := desired(FIRST, 3), desired(FIRST, 2)):
-                    group.create_task(mine.desired_received(later))
-                    await asyncio.sleep(0)
-                assert len(mine.heads_seen()) == 1, "what a control stream begins with waits for no disk"
-                assert mine.term()[2] is None
-                assert not first.done()
+        async with told_while_it_stands(tmp_path, monkeypatch, said) as (mine, group, first):
+            for later in (newest := desired(FIRST, 3), desired(FIRST, 2)):
+                group.create_task(mine.desired_received(later))
+                await asyncio.sleep(0)
+            assert len(mine.heads_seen()) == 1, "what a control stream begins with waits for no disk"
+            assert mine.term()[2] is None
+            assert not first.done()
         in_force = mine.term()[2]
         assert in_force is not None
         assert in_force.sequence == 3
@@ -159,14 +170,9 @@ def test_a_desired_state_whose_term_ends_while_it_waits_for_the_disk_is_not_obey
     said: list[tuple[str, str, str]] = []
 
     async def story() -> None:
-        async with asyncio.TaskGroup() as group:
-            mine = duties(tmp_path, said, group)
-            await mine.head_received(head(FIRST), Source.OWN_GET)
-            with standing_still(monkeypatch, tmp_path / "home" / ".desired", "open") as disk:
-                group.create_task(mine.desired_received(desired(FIRST, 1)))
-                await meets(disk)
-                group.create_task(mine.head_received(head(SECOND, epoch=2), Source.OWN_GET))
-                await until(lambda: (term := mine.term()[1]) is not None and term.epoch == 2)
+        async with told_while_it_stands(tmp_path, monkeypatch, said) as (mine, group, _):
+            group.create_task(mine.head_received(head(SECOND, epoch=2), Source.OWN_GET))
+            await until(lambda: (term := mine.term()[1]) is not None and term.epoch == 2)
         assert mine.term()[2] is None
         assert "plan_accepted" not in [kind for kind, _, _ in said]
 
