@@ -15,7 +15,7 @@ from typing import Final
 from dcnr.errors import DcnrError, Refused, Unavailable
 from dcnr.ports import Clock
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
-from pnode.supervisor import Supervisor, Worker, WorkerOptions
+from pnode.supervisor import WORKER, Start, Supervisor, Worker, WorkerOptions
 from trust.delegation import make_delegation
 from trust.envelope import open_single, parse
 from trust.evidence import MAX_RECORD_BYTES
@@ -31,17 +31,17 @@ STOP_S: Final = 2.0
 
 
 class WorkerVerifier:
-    """One at a time. ``directory`` is for the process's log; ``environment`` and ``components`` as for any worker."""
+    """One at a time. ``directory`` is for the process's log; ``environment``, ``components`` and ``start`` as for any worker."""
 
     def __init__(
         self, key: NodeKey, network_id: str, *, clock: Clock, directory: Path, environment: Mapping[str, str], threads: int = 1,
-        components: Sequence[str] = (),
+        components: Sequence[str] = (), start: Start = WORKER,
     ) -> None:  # fmt: skip
         self._key, self._network_id, self._clock, self._threads = key, network_id, clock, threads
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._options = WorkerOptions(
             listen_host="127.0.0.1", data_port=0, threads=threads, device="cpu", log_path=directory / "verifier.log", environment=environment,
-            components=components,
+            components=components, start=start,
         )  # fmt: skip
         self._one = asyncio.Lock()
         self._incarnation = int(clock.wall() * 1000)

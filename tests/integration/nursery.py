@@ -36,6 +36,7 @@ START_S = 120.0
 END_S = 10.0
 NURSERY = Path(__file__).with_name("nursery_process.py")
 DAEMON = Path(__file__).with_name("nursed_daemon.py")
+LEND = "--nurseries="
 
 
 class Nursed:
@@ -147,13 +148,16 @@ class Forked:
 
 
 def forked(command: Sequence[str], environment: Mapping[str, str], log: int) -> Child:
-    """Starts a process of a `LocalNetwork`: from the nursery an orchestrator and the daemon of a `nursed` PNode; whatever else it is, it is executed."""
+    """Starts a process of a `LocalNetwork`: from the nursery an orchestrator, with its verifier, and the daemon of a `nursed` PNode; whatever else it is, it is
+    executed.
+    """
     if [*command[:3]] != [sys.executable, "-m", ORCHESTRATOR] and [*command[:2]] != [sys.executable, str(DAEMON)]:
         return executed(command, environment, log)
+    verifying = ["--workers", str(nursery("workers"))] if "--verifier" in command else []
     theirs, ours = os.pipe()
     asking = socket.socket(socket.AF_UNIX)
     try:
-        pid = _asked(asking, nursery("daemons"), (theirs, log), command[1:], environment)
+        pid = _asked(asking, nursery("daemons"), (theirs, log), [*verifying, *command[1:]], environment)
     except BaseException:
         asking.close()
         os.close(ours)
@@ -165,7 +169,10 @@ def forked(command: Sequence[str], environment: Mapping[str, str], log: int) -> 
 
 @functools.cache
 def nursery(of: Literal["workers", "daemons"]) -> Path:
-    """The socket of that nursery of this process, which is started where it does not run."""
+    """The socket of that nursery of this process, which is started where it does not run; or of the process that `lent` it to this one."""
+    for word in sys.argv:
+        if word.startswith(LEND):
+            return Path(json.loads(word.removeprefix(LEND))[of])
     directory = Path(tempfile.mkdtemp(prefix="dcnr-n-"))
     where = directory / "s"
     with socket.socket(socket.AF_UNIX) as listening:
@@ -177,6 +184,11 @@ def nursery(of: Literal["workers", "daemons"]) -> Path:
         )  # fmt: skip
     atexit.register(_end, process)
     return where
+
+
+def lent() -> str:
+    """An argument with which a program that a test starts takes from the nurseries of this process, and has none of its own."""
+    return LEND + json.dumps({of: str(nursery(of)) for of in ("workers", "daemons")})
 
 
 def _end(nursery: subprocess.Popen[bytes]) -> None:

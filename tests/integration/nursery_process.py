@@ -7,6 +7,7 @@ ended. What it forks are workers or daemons; it has loaded what those load befor
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -19,6 +20,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 STDIN, PIPE = 0, 3
@@ -155,9 +157,13 @@ def workers() -> Callable[[Birth], NoReturn]:
 
 
 def daemons() -> Callable[[Birth], NoReturn]:
-    """Makes of a forked process the one that `LocalNetwork` starts: ``-m MODULE …`` or ``nursed_daemon.py …``. It ends as any program does."""
+    """Makes of a forked process the one that `LocalNetwork` starts: ``-m MODULE …`` or ``nursed_daemon.py …``. It ends as any program does. Before that stands
+    ``--workers SOCKET`` where its verifier, too, is to be forked.
+    """
     import nursed_daemon
+    from nursery import forking
 
+    import pnode.verifying
     from dataservice import s3
 
     for name in LOADED_BY_DAEMONS:
@@ -167,12 +173,17 @@ def daemons() -> Callable[[Birth], NoReturn]:
     def serve(birth: Birth) -> NoReturn:
         alone(birth, birth.pipe)
         os.close(PIPE)
-        if birth.arguments[0] == "-m":
-            module = sys.modules[birth.arguments[1]]
+        arguments = birth.arguments
+        if arguments[0] == "--workers":
+            start = forking(Path(arguments[1]))
+            pnode.verifying.WorkerVerifier = functools.partial(pnode.verifying.WorkerVerifier, start=start)  # type: ignore[assignment,misc]
+            del arguments[:2]
+        if arguments[0] == "-m":
+            module = sys.modules[arguments[1]]
             sys.path[0] = os.getcwd()
-            sys.argv = [str(module.__file__), *birth.arguments[2:]]
+            sys.argv = [str(module.__file__), *arguments[2:]]
         else:
-            module, sys.argv = nursed_daemon, birth.arguments
+            module, sys.argv = nursed_daemon, arguments
         module.main()
         sys.exit(0)
 

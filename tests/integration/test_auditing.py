@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from nursery import forking, nursery
 from worker_rig import JOB, MODEL, NETWORK_ID, DaemonEnd, Job, make_job, worker
 
 from dataservice import keys
@@ -35,6 +36,7 @@ from orchestrator.signal import Signal
 from orchestrator.standings import Standings
 from orchestrator.view import JobFacts
 from pnode.samples import StagedSamples
+from pnode.supervisor import WORKER
 from pnode.verifying import WorkerVerifier
 from trust.auditors import Candidate
 from trust.commits import Place
@@ -112,9 +114,10 @@ def task(evidence: Evidence, vnode: str, check: model_pb2.CheckKind.ValueType = 
 
 
 @asynccontextmanager
-async def verifier(folder: Path, key: NodeKey) -> AsyncIterator[WorkerVerifier]:
+async def verifier(folder: Path, key: NodeKey, *, forked: bool = True) -> AsyncIterator[WorkerVerifier]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    made = WorkerVerifier(key, NETWORK_ID, clock=SystemClock(), directory=folder, environment=environment)
+    start = forking(nursery("workers")) if forked else WORKER
+    made = WorkerVerifier(key, NETWORK_ID, clock=SystemClock(), directory=folder, environment=environment, start=start)
     try:
         yield made
     finally:
@@ -140,7 +143,7 @@ def test_honest_work_passes_every_cheat_is_proven_and_its_record_proves_itself_a
     keys = NodeKey.generate(), NodeKey.generate()
 
     async def scenario() -> None:
-        async with verifier(tmp_path / "one", keys[0]) as one, verifier(tmp_path / "two", keys[1]) as two:
+        async with verifier(tmp_path / "one", keys[0], forked=False) as one, verifier(tmp_path / "two", keys[1]) as two:
             for vnode in ("s1", "s2"):
                 evidence = case.evidence(tmp_path / vnode, case.interval(vnode))
                 report = report_in(await one.audit(task(evidence, vnode), evidence), keys[0])
