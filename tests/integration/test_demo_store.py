@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import boto3.session
 import pytest
+from nursery import lent
 from test_store_probe import Careless
 from trouble_rig import Command, graph_text, nothing_left, run, told, write_data
 
@@ -67,7 +68,7 @@ def test_the_demo_runs_on_a_store_of_others_and_leaves_nothing_there(short: Path
     with (
         nothing_left(short / "demo", short / "tmp"),
         Command(
-            DEMO, str(folder), str(short / "demo"), "--no-kills", embedded_store.endpoint, str(keys), cwd=short,
+            DEMO, str(folder), str(short / "demo"), "--no-kills", lent(), embedded_store.endpoint, str(keys), cwd=short,
             environment={"TMPDIR": str(short / "tmp")},
         ) as demo,
     ):  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 from nursery import Forked, Nursed, forked, forking, nursery
-from trouble_rig import until
+from trouble_rig import processes_of, until
 
 from dcnr import crashpoints
 from dcnr.testing import ORCHESTRATOR, LocalNetwork, clean_environment
@@ -85,6 +85,7 @@ def test_a_forked_orchestrator_is_alone_with_its_pipe_and_its_log_and_ends_with_
     assert [number for number, what in names.items() if what == pipe] == [0], "its end of the pipe, once"
     others = {os.readlink(entry) for entry in Path(f"/proc/{nursery_pid}/fd").iterdir()}
     assert not [what for what in {*names.values()} & others if not what.startswith(("/dev/", "anon_inode:"))]
+    assert daemon.pid in {one.pid for one in processes_of(process.log.parent)}, "who looks for what was left behind finds it"
     daemon.stdin.close()
     assert daemon.wait(60.0) == 0
     small_network.restart(process)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from nursery import lent
 from trouble_rig import Command, graph_text, nothing_left, processes_of, run, told, until, write_data
 
 DEMO = str(Path(__file__).with_name("trouble_demo.py"))
@@ -40,19 +41,21 @@ def example(folder: Path, *, prepare: str = PREPARE, passes: int = 20) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("moment", "flags", "prepare"),
+    ("moment", "flags", "prepare", "is_forked"),
     [
-        ("preparing the data", (), FOR_EVER),
-        ("starting the embedded object store", (), PREPARE),
-        ("making keys", (), PREPARE),
-        ("starting PNode p2", (), PREPARE),
-        ("staging tiny", (), PREPARE),
-        ("KILL -9", (), PREPARE),
-        ("exporting", ("--no-kills",), PREPARE),
+        ("preparing the data", (), FOR_EVER, False),
+        ("starting the embedded object store", (), PREPARE, False),
+        ("making keys", (), PREPARE, False),
+        ("starting PNode p2", (), PREPARE, False),
+        ("staging tiny", (), PREPARE, True),
+        ("KILL -9", (), PREPARE, True),
+        ("exporting", ("--no-kills",), PREPARE, True),
     ],
 )
-def test_ctrl_c_ends_the_demo(short: Path, moment: str, flags: tuple[str, ...], prepare: str) -> None:
+def test_ctrl_c_ends_the_demo(short: Path, moment: str, flags: tuple[str, ...], prepare: str, is_forked: bool) -> None:
+    """Where all of it runs by then, it may have been forked."""
     folder, directory = example(short / "example", prepare=prepare, passes=2 if flags else 40), short / "demo"
+    flags = (*flags, lent()) if is_forked else flags
     outside = {path.name for path in short.iterdir()} | {"demo"}
     with (
         nothing_left(directory, short / "tmp"),

@@ -191,13 +191,15 @@ def until(condition: Callable[[], object], within_s: float = LINE_S, *, say: Cal
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
-    """Every process that names the directory or works in it."""
+    """Every process that names the directory, works in it or has its log there, which is all that one of a nursery shows."""
     found = []
     for process in psutil.process_iter():
         try:
             words = [*process.cmdline(), process.cwd()]
         except psutil.Error:
             continue
+        with contextlib.suppress(OSError):  # it is another's, or has closed it
+            words.append(os.readlink(f"/proc/{process.pid}/fd/1"))
         if process.status() != psutil.STATUS_ZOMBIE and any(str(directory) in word for word in words):
             found.append(process)
     return found
