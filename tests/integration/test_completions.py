@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from asking_rig import CLOCK, MANIFEST, MODEL, Town, town
 from infer_rig import NUM_TOKENS, plain_text, served_text
@@ -69,6 +68,8 @@ async def gateway(here: Town, home: Path) -> AsyncIterator[tuple[str, str]]:
 
 
 def test_the_usual_client_writes_with_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import openai  # with hundreds of models, which every test process would make where this module is only collected
+
     one = served_text(tmp_path)
     wanted, answered = plain_text(one, PROMPT.encode()).decode(), plain_text(one, CHAT).decode()
     greedy: Any = {"model": MODEL, "temperature": 0, "max_tokens": NUM_TOKENS}
