@@ -34,6 +34,8 @@ LOOK_S: Final = 5.0
 """Where nobody can audit now, somebody is looked for again after this time."""
 GIVE_UP_S: Final = 300.0
 """What was said counts after this time, where nobody is left whose word would be worth waiting for."""
+SOLE_S: Final = 60.0
+"""So long a doubt of own eyes waits where no PNode is here that could look as well: whoever restarts is back by then, and a job that settles has ten minutes."""
 UNREAD_S: Final = 600.0
 """So long the store may say that it does not have the commits of an interval; then nobody will ever know whether what is shown of it is all of it."""
 GONE: Final = frozenset(("state_missing", "commit_unread"))
@@ -84,6 +86,10 @@ class Case:
     """When a fault record was verified."""
     alone_s: float = 0.0
     """Since when nobody is found who may audit it; 0: somebody was, or nobody was looked for."""
+    sole_s: float = 0.0
+    """Since when no PNode is here that could still look; 0: one is."""
+    counts_s: float = 0.0
+    """When what was said counts, if nobody else comes; 0: somebody is at work on it, or nothing was said."""
     blind_s: float = 0.0
     """When a verifier that was asked first said nothing."""
     unread_s: float = 0.0
@@ -123,6 +129,7 @@ class Case:
         """That auditor has it now. ``known``: None for a verifier."""
         self.tasks[task_id] = asked
         self.asked.add(asked.auditor)
+        self.sole_s = self.counts_s = 0.0
         if known is not None:
             self.parties[asked.auditor] = known.party
 
@@ -178,12 +185,19 @@ def ended_without(case: Case, asked: Asked, now_s: float, *, is_late: bool) -> N
         case.until_s = now_s + LOOK_S
 
 
-def looked_in_vain(case: Case, now_s: float) -> None:
-    """Nobody is left to ask. Who was asked, and refused or was silent, may be asked again, each time after twice as long."""
+def looked_in_vain(case: Case, now_s: float, *, is_sole: bool) -> None:
+    """Nobody is left to ask. Who was asked, and refused or was silent, may be asked again, each time after twice as long. ``is_sole``: no PNode is here that
+    could look, now or later. What was said counts after a while, of which what the verifier measured is not worth so much where nobody could end its doubt.
+    """
     if case.asked - case.words.keys():
         case.num_vain += 1
         case.until_s = now_s + LOOK_S * 2.0 ** min(case.num_vain, MAX_DOUBLED)
     case.asked, case.alone_s = set(case.words), case.alone_s or now_s
+    case.sole_s = (case.sole_s or now_s) if is_sole else 0.0
+    if case.words:
+        case.counts_s = case.word_s + GIVE_UP_S
+        if case.sole_s and any(case.words[name].word is Word.DOUBT for name in case.own & case.words.keys()):
+            case.counts_s = min(case.counts_s, case.sole_s + SOLE_S)
 
 
 def said_nothing(case: Case, asked: Asked, report: Report, now_s: float) -> Decision | None:
@@ -259,7 +273,7 @@ def given_up(case: Case, executions: int = 0) -> Decision:
     num_over, passes = _num_over(case), words.count(Word.PASS)
     if num_over > passes and (Word.DOUBT in own or num_over >= REAUDITORS):
         return _not_accepted(
-            case, f"{num_over} of {len(words)} measured more than the tolerance{_unlooked(case)}, and nobody else is here"
+            case, f"{num_over} of {len(words)} measured more than the tolerance{_where(case)}{_unlooked(case)}, and nobody else is here"
         )
     short = f": {passes} of {executions} executions by others that its graph asks for" if passes < executions else ""
     return Decision(case.interval.name, Verdict.PASSED, f"nobody proved a fault, and nobody else is here{short}")
@@ -277,6 +291,11 @@ def _num_over(case: Case) -> int:
 
 def _over(case: Case) -> list[str]:
     return sorted(name for name, one in case.words.items() if one.word is Word.DOUBT or name in case.unmeasured)
+
+
+def _where(case: Case) -> str:
+    parts = sorted({part for name in _over(case) if (part := case.words[name].part)})
+    return f" in {', '.join(parts)}" if parts else ""
 
 
 def _unlooked(case: Case) -> str:
@@ -326,4 +345,8 @@ def _waits_for(case: Case, now_s: float) -> tuple[str, float, str]:
         return "holder", now_s + AUDIT_S, "a fault record is verified"
     if case.unread_s:
         return "holder", case.unread_s + UNREAD_S, f"{UNBEGUN}; then it is unverifiable"
+    if case.counts_s and _over(case):
+        outcome = "what was said counts" if case.own.isdisjoint(_over(case)) else "it is taken back, and nobody is blamed"
+        why = f"a second opinion, since more than the tolerance was measured{_where(case)}: nobody is free to give one; then {outcome}"
+        return "holder", max(case.counts_s, now_s), why
     return "holder", max(case.until_s, now_s), "an independent auditor that is free; then it is looked for again"

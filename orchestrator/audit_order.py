@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from orchestrator.audit_case import Case
 from orchestrator.audit_events import People
-from trust.auditors import Choice, Subject, choose
+from trust.auditors import Choice, Subject, choose, why_not
 from trust.draw import Secret, Task, task_of
 from trust.separation import Separation
 from trust.standing import State
@@ -47,6 +47,14 @@ def chosen(
     if waits and any(party.node_id not in case.asked for party in people.verifiers):
         return None
     return choose(secret, subject, free, verifiers, separation)
+
+
+def is_sole(case: Case, people: People, separation: Separation) -> bool:
+    """Whether no PNode is here that has said nothing of it yet and may audit it, as soon as it is free."""
+    one = case.interval
+    accused = known.party if (known := people.candidates.get(one.pnode_id)) is not None else case.accused
+    subject = Subject(one.name, accused, people.involved.get(one.vnode, frozenset()), frozenset(case.words))
+    return all(why_not(replace(item, is_free=True), subject, separation) for item in people.candidates.values())
 
 
 def is_repeated(secret: Secret, case: Case, choice: Choice, num_passes: int) -> bool:

@@ -20,7 +20,6 @@ from orchestrator.accounts import FINDINGS, Accounts
 from orchestrator.audit_bundles import Bundles
 from orchestrator.audit_case import (
     CHALLENGE_S,
-    GIVE_UP_S,
     LOOK_S,
     UNCLEAR,
     Asked,
@@ -58,7 +57,7 @@ from orchestrator.audit_events import (
 )
 from orchestrator.audit_lapses import Lapses
 from orchestrator.audit_needs import needs_of
-from orchestrator.audit_order import chosen, in_turns, is_repeated
+from orchestrator.audit_order import chosen, in_turns, is_repeated, is_sole
 from orchestrator.audit_silent import Silent
 from orchestrator.audited_late import opened_late
 from trust.auditors import Choice
@@ -394,6 +393,6 @@ class AuditDesk:
         case.until_s = now_s + LOOK_S
         if case.tasks or any(party.node_id not in case.asked for party in self._people.verifiers):
             return  # a verifier that is busy with another one has this one next
-        looked_in_vain(case, now_s)
-        if case.words and now_s - case.word_s >= GIVE_UP_S:
+        looked_in_vain(case, now_s, is_sole=is_sole(case, self._people, self._separation))
+        if case.words and now_s >= case.counts_s:
             self._decide(case, given_up(case, executions))

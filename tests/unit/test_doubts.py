@@ -9,7 +9,7 @@ import pytest
 
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
-from orchestrator.audit_case import GIVE_UP_S, Case, given_up, weighed
+from orchestrator.audit_case import GIVE_UP_S, SOLE_S, Case, given_up, weighed
 from orchestrator.audit_doubters import MAX_ALONE, WITHIN_S, Doubters
 from orchestrator.audit_events import Bundle, Decision, People, Report, SendTask, Word
 from orchestrator.audits import AuditDesk
@@ -161,6 +161,44 @@ def test_where_nobody_else_comes_a_desk_waits_and_takes_nothing_back_for_one_wor
     audited.now_s += 10
     audited.desk.tick(audited.people, audited.now_s)
     assert audited.verdicts() == [verdict]
+
+
+@pytest.mark.parametrize(("state", "waits_s"), [(State.PROBATION, SOLE_S), (State.QUARANTINED, SOLE_S), (State.ACTIVE, GIVE_UP_S)])
+def test_a_doubt_of_the_verifier_waits_a_minute_where_nobody_could_end_it_and_says_so(state: State, waits_s: float) -> None:
+    """A job stood for five of its ten minutes, since nobody of a small network may give a second opinion; who is busy is waited for as long as before."""
+    audited = Audited(0, has_verifier=True)
+    others = {name: Candidate(Party(name, name, name), state, False) for name in ("other", "another")}
+    audited.people = replace(audited.people, candidates={**audited.people.candidates, **others})
+    audited.desk.tick(audited.people, audited.now_s)
+    [own] = audited.tasks()
+    audited.desk.reported(Report(own.task_id, own.auditor, NAME, DOUBT, "buffers"), audited.now_s)
+    [wait] = audited.desk.waits(audited.now_s)
+    assert (wait.owner, wait.until_s) == ("holder", START_S + waits_s)
+    assert "more than the tolerance was measured in buffers: nobody is free" in wait.why
+    assert "it is taken back, and nobody is blamed" in wait.why
+    while not audited.verdicts():
+        audited.now_s += 5.0
+        audited.desk.tick(audited.people, audited.now_s)
+        assert not audited.tasks(), "it has looked"
+    assert audited.verdicts() == [Verdict.UNVERIFIABLE]
+    assert audited.now_s == START_S + waits_s
+    assert audited.desk.decisions()[0].reason == "1 of 1 measured more than the tolerance in buffers, and nobody else is here"
+
+
+def test_who_comes_within_that_minute_is_asked_for_the_second_opinion() -> None:
+    audited = Audited(0, has_verifier=True)
+    [own] = audited.tasks()
+    audited.says(own, DOUBT)
+    audited.now_s += SOLE_S - 5.0
+    audited.people = Audited(3, has_verifier=True).people
+    audited.desk.tick(audited.people, audited.now_s)
+    tasks = audited.tasks()
+    audited.now_s += 10.0
+    audited.desk.tick(audited.people, audited.now_s)
+    assert audited.verdicts() == []
+    for task in tasks:
+        audited.says(task, PASS)
+    assert audited.verdicts() == [Verdict.PASSED]
 
 
 def test_what_the_verifier_found_wrong_does_not_pass_because_it_cannot_prove_it() -> None:

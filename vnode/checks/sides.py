@@ -7,8 +7,9 @@ over its tolerance, the values that were nearest are put on their other side, on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, runtime_checkable
 
 from vnode.checks.tolerances import table
@@ -17,6 +18,10 @@ MAX_TRIES: Final = 4
 """Values that are tried, nearest first. Where more are as near as rounding reaches, there are so many in all that none of them is seen alone."""
 MAX_SIDES: Final = 3
 """Taken at once: more in one span were never met."""
+MAX_GROUPS: Final = 2
+"""Groups of equal values that are tried, before single ones: they are rare, and weigh as much as they have values."""
+MIN_GROUP: Final = 3
+"""Values of one channel that are the same but for rounding: these come of equal inputs, such as what images have around them."""
 MIN_GAIN: Final = 0.9
 """To this share of it at least a side has to lower the worst residual, or it was no side: one of three alike leaves 0.82."""
 SHORT_FACTOR: Final = 10
@@ -57,6 +62,15 @@ class Side:
     index: int
     is_above: bool
     """Above zero before a ReLU; above its neighbours in a pool."""
+    size: int = 1
+    """From `MIN_GROUP` on: all values of its channel that are the same but for rounding go with it."""
+    share: float = 1.0
+    """Of a group: how much of its gradient goes over to that side. Another machine may round each of its values its own way."""
+
+    @property
+    def place(self) -> tuple[int, str, int]:
+        """Of which value it is."""
+        return self.batch, self.kink, self.index
 
 
 Sides = frozenset[Side]
@@ -122,11 +136,27 @@ def explaining(run: Callable[[Sides, int], Run], at: int, last: int) -> Generato
 def _better(run: Callable[[Sides, int], Run], taken: Sides, found: Ran, at: int) -> Generator[None, None, tuple[Sides, Ran] | None]:
     """One side more, that which helps most; None where none of them does, or no more can be afforded."""
     best: tuple[Sides, Ran] | None = None
-    limit = found.worst * MIN_GAIN
-    for side in sorted(set(found.near) - taken)[:MAX_TRIES]:
-        tried = yield from run(taken | {side}, at)
-        if tried is None or tried.worst <= 1.0:
-            return None if tried is None else (taken | {side}, tried)
-        if tried.worst < limit:
-            best, limit = (taken | {side}, tried), tried.worst
+    limit, places = found.worst * MIN_GAIN, {side.place for side in taken}
+    near = sorted(side for side in set(found.near) if side.place not in places)
+    groups = [side for side in near if side.size >= MIN_GROUP][:MAX_GROUPS]
+    for side in (*groups, *[side for side in near if side.size < MIN_GROUP][:MAX_TRIES]):
+        worst: list[float] = []
+        for share in _shares(side, worst):
+            sides = taken | {replace(side, share=share)}
+            tried = yield from run(sides, at)
+            if tried is None or tried.worst <= 1.0:
+                return None if tried is None else (sides, tried)
+            worst.append(tried.worst)
+            if tried.worst < limit:
+                best, limit = (sides, tried), tried.worst
     return best
+
+
+def _shares(side: Side, worst: Sequence[float]) -> Iterator[float]:
+    """Of a group all, nothing, and what the residuals of both say, which grow with what is missing: another machine rounds each of its values its own way,
+    and so may this one. ``worst``: of those that were run.
+    """
+    yield 1.0
+    if side.size >= MIN_GROUP:
+        yield 0.0
+        yield worst[1] / (worst[0] + worst[1]) if sum(worst) < math.inf else 0.5

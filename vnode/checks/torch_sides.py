@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vnode.checks.residuals import ULP
-from vnode.checks.sides import MAX_SIDES, MAX_TRIES, Side, Sides, window
+from vnode.checks.sides import MAX_GROUPS, MAX_SIDES, MAX_TRIES, MIN_GROUP, Side, Sides, window
 from vnode.compute import StepResult
 from vnode.state import StateInfo
 from vnode.torch_compute import TorchCompute
 
 KINKS = (nn.ReLU, nn.MaxPool2d)
 FEW = 2
+ALIKE = 2.0**-21
+"""Values of a channel that are no further apart, in units of the rms, come of equal inputs."""
 SMALLEST = torch.finfo(torch.float32).tiny
 
 
@@ -68,10 +70,28 @@ class TwoSidedCompute(TorchCompute):
         taken = [side for side in self._sides if (side.batch, side.kink) == (batch, name)]
         if not taken:
             return None
-        offset = torch.zeros_like(values)
+        found, offset, shares = values.detach(), torch.zeros_like(values), torch.ones_like(values)
         for side in taken:
-            offset.view(-1)[side.index] = _offset(values.detach(), kink, side)
-        return (values + offset,)
+            if side.size < MIN_GROUP:
+                offset.view(-1)[side.index] = _offset(found, kink, side)
+                continue
+            group = _alike(found, side.index)
+            offset[group] = found[group].abs().clamp_min(SMALLEST) - found[group]
+            shares[group] = side.share if side.is_above else 1.0 - side.share
+        return (_Shared.apply(values + offset, shares),)  # type: ignore[no-untyped-call]
+
+
+class _Shared(torch.autograd.Function):
+    """The same values; of each gradient its share."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, shares: Tensor) -> Tensor:
+        ctx.save_for_backward(shares)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient * ctx.saved_tensors[0], None
 
 
 def _nearest(values: Tensor, kink: nn.Module, limit: float, batch: int, name: str) -> list[Side]:
@@ -85,13 +105,55 @@ def _nearest(values: Tensor, kink: nn.Module, limit: float, batch: int, name: st
     else:
         apart, above = values.abs().reshape(-1), values.reshape(-1) <= 0
         index = torch.arange(apart.numel(), device=apart.device)
+    groups: list[Side] = []
+    if not isinstance(kink, nn.MaxPool2d):
+        groups, inside = _groups(values, limit * scale, scale, batch, name)
+        apart = apart.masked_fill(inside, math.inf)  # none of them is seen alone
     equal = apart == 0
     apart = torch.where(equal, ULP * scale if int(equal.sum()) <= FEW else math.inf, apart)
     found = apart.topk(min(MAX_TRIES + MAX_SIDES, apart.numel()), largest=False)
     rows: Iterator[tuple[float, int]] = zip(found.values.tolist(), found.indices.tolist(), strict=True)
-    return [
+    return groups + [
         Side(distance / scale, batch, name, int(index[at]), bool(above[at])) for distance, at in rows if distance <= limit * scale
     ]
+
+
+def _groups(values: Tensor, limit: float, scale: float, batch: int, name: str) -> tuple[list[Side], Tensor]:
+    """Values of a channel that are the same but for rounding, and so near to 0 that another machine may have all of them on the other side: the nearest
+    groups, and which values belong to any. Of those that are exactly 0 nothing is rounded.
+    """
+    flat, channels = values.reshape(-1), _channels(values)
+    inside = torch.zeros_like(flat, dtype=torch.bool)
+    near = torch.nonzero((flat.abs() <= limit) & (flat != 0)).reshape(-1)
+    near = near[flat[near].argsort()]
+    near = near[channels[near].argsort(stable=True)]
+    ordered = flat[near].double()
+    ends = (ordered.diff() > ALIKE * scale) | (channels[near].diff() != 0)
+    found: list[Side] = []
+    for group in near.tensor_split((torch.nonzero(ends).reshape(-1) + 1).cpu()):
+        if len(group) < MIN_GROUP:
+            continue
+        inside[group] = True
+        middle = int(group[len(group) // 2])
+        value = float(flat[middle])
+        found.append(Side(abs(value) / scale, batch, name, middle, value <= 0, len(group)))
+    return sorted(found)[: MAX_GROUPS + MAX_SIDES], inside
+
+
+def _alike(values: Tensor, index: int) -> Tensor:
+    """Which values go with that one."""
+    scale = float(values.double().square().mean().sqrt())
+    channels = _channels(values)
+    alike = ((values.reshape(-1) - values.reshape(-1)[index]).abs() <= ALIKE * scale) & (channels == channels[index])
+    return alike.view_as(values)
+
+
+def _channels(values: Tensor) -> Tensor:
+    """Of each value, flat: what has its own weights. The second dimension of images, else the last."""
+    dim = 1 if values.dim() == 4 else values.dim() - 1
+    shape = [1] * values.dim()
+    shape[dim] = values.shape[dim]
+    return torch.arange(values.shape[dim], device=values.device).view(shape).expand(values.shape).reshape(-1)
 
 
 def _seconds(values: Tensor, pool: nn.MaxPool2d) -> tuple[Tensor, Tensor]:
