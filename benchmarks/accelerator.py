@@ -1,8 +1,8 @@
 """An accelerator among processors: whether honest training on it is accused by processors that check it, and what it is worth.
 
 Every stage of `tolerance_cases` learns on the accelerator that torch finds here, with seeds that no tolerance was made from, and each claim is judged on
-the processor with the committed tolerances, as an auditor would. Stages with convolutions learn once more with the shorter products that torch takes for
-them by default (TF32), which `vnode.devices` switches off: what auditors would say of those shows what that is for.
+the processor with the committed tolerances, as an auditor would. Stages with convolutions learn once more with shortened products (`benchmarks.shortened`), which
+`vnode.devices` keeps accelerators from: what auditors say of those shows what that is for, and that this measurement can see anything.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.honest import FIRST_SEED, WIDE_EVERY, judged, summed, total, wave
 from benchmarks.result import Options, Result, Row, Target, rounded
+from benchmarks.shortened import ShortenedCompute
 from benchmarks.tolerance_cases import REGISTRY, Case
 from benchmarks.tolerance_machine import load, save
 from dcnr.errors import Unavailable
@@ -38,6 +39,8 @@ STEPS: Final = {64: 200, 1024: 20}
 CPU_STEPS: Final = 5
 BATCH: Final = 256
 LIMIT_S: Final = 600.0
+SAME: Final = ("case", "optimizer", "width", "level")
+"""What rows of both precisions are told apart by."""
 
 
 def run(options: Options) -> Result:
@@ -76,31 +79,31 @@ def chosen(options: Options) -> list[Case]:
         for case in wave(first + number, quick=options.quick)
         if case.seed == first + number
     ]
-    return found[:2] if options.quick else found
+    return [found[0], next(case for case in found if _has_convolutions(case))] if options.quick else found
+
+
+def _has_convolutions(case: Case) -> bool:
+    return case.component.startswith("conv")
 
 
 def recorded(device: Device, claims: Path, options: Options) -> Iterator[tuple[Path, Case, str]]:
     """Learns each case on the accelerator; where the claim lies, of what, and with which products."""
-    for precision in (IEEE, SHORT):
-        torch.backends.cudnn.allow_tf32 = precision == SHORT
+    for precision, kind in ((IEEE, TorchCompute), (SHORT, ShortenedCompute)):
         for case in chosen(options):
-            if precision == SHORT and not case.component.startswith("conv"):
+            if precision == SHORT and not _has_convolutions(case):
                 continue
-            checks, path = (
-                checks_of_stage(case.stage(), REGISTRY),
-                claims / f"{precision}-{case.seed}-{case.optimizer}-{case.width}-{case.name}",
-            )
-            compute = TorchCompute(case.stage(), REGISTRY, num_batches=case.num_steps, seed=case.seed, device=device.name)
-            save(path, record(compute, case.first(), case.entries(), state_every=checks.replay().span_steps, sketched=checks))
+            checks, path = checks_of_stage(case.stage(), REGISTRY), claims / f"{precision}-{case.seed}-{case.optimizer}-{case.width}-{case.name}"
+            compute = kind(case.stage(), REGISTRY, num_batches=case.num_steps, seed=case.seed, device=device.name)
+            watched, span = checks if case.is_sketched else None, checks.replay().span_steps
+            save(path, record(compute, case.first(), case.entries(), state_every=span, sketched=watched))
             yield path, case, precision
-    torch.backends.cudnn.allow_tf32 = False
 
 
 def checked(job: tuple[Path, Case, str]) -> list[Row]:
     """What a processor finds in that claim; a process of its own. It looks at the accelerator's own referee steps as at its own."""
     torch.set_num_threads(1)
     path, case, precision = job
-    rows = judged(replace(case, referee_steps=1), load(path, case), checks_of_stage(case.stage(), REGISTRY), sketched=True)
+    rows = judged(replace(case, referee_steps=1), load(path, case), checks_of_stage(case.stage(), REGISTRY), sketched=case.is_sketched)
     return [{"machine": precision, **row} for row in rows if row["level"] != "referee"]
 
 
@@ -139,10 +142,16 @@ def conclude(result: Result) -> None:
         Target("honest intervals that are accused", honest["faults"], 0, "intervals", at_least=False),
         Target("worst residual / tolerance", honest["worst"], 1.0, "", at_least=False),
     ]
-    if SHORT in result.ratios:
-        result.targets.append(
-            Target(
-                "intervals with shortened products that are accused", result.ratios[SHORT]["faults"], 1, "intervals", at_least=True
-            )
-        )
+    short = result.ratios.get(SHORT)
+    accused, alike = (short["faults"], _alike(result.rounds)) if short else (None, None)
+    result.targets += [
+        Target("intervals with shortened products that are accused", accused, 1, "intervals", at_least=True),
+        Target("rows that shortened products left as they were", alike, 0, "rows", at_least=False),
+    ]
     result.notes = ["Cells are sums and the worst residual in units of its tolerance; a fault accuses."]
+
+
+def _alike(rows: list[Row]) -> int:
+    """Rows that are the same with exact and with shortened products: there nothing was shortened, or nothing was looked at."""
+    exact = {tuple(row[name] for name in SAME): row for row in rows if row["machine"] == IEEE}
+    return sum(exact[tuple(row[name] for name in SAME)] == {**row, "machine": IEEE} for row in rows if row["machine"] == SHORT)

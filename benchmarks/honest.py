@@ -24,7 +24,7 @@ import torch
 from benchmarks.kept import Kept, key_of
 from benchmarks.machine import ROOT
 from benchmarks.result import Options, Result, Row, Target
-from benchmarks.tolerance_cases import NARROW, OPTIMIZERS, REGISTRY, Case, cases
+from benchmarks.tolerance_cases import DEMO, NARROW, OPTIMIZERS, REGISTRY, Case, cases
 from benchmarks.tolerance_machine import load, save
 from benchmarks.tolerances import BULK, MACHINES, rows_of
 from trust.comparison import Comparison, judge
@@ -226,7 +226,7 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(int(threads))
     for number, case in enumerate(wave(int(first), quick="quick" in arguments)):
         path, codec = Path(directory) / str(number), "int8" if case.seed % 2 else "raw"
-        checks, sketched = checks_of_stage(case.stage(), REGISTRY), case.seed % SKETCH_EVERY == 0
+        checks, sketched = checks_of_stage(case.stage(), REGISTRY), case.is_sketched and case.seed % SKETCH_EVERY == 0
         if action == "record":
             span, watched = checks.replay().span_steps, checks if sketched else None
             save(path, record(_compute(case), case.first(), case.entries(), codec=codec, state_every=span, sketched=watched))
@@ -250,6 +250,7 @@ def wave(first: int, *, quick: bool) -> list[Case]:
             num_steps = NARROW_STEPS if not wide and is_long else min(case.num_steps, 64 if wide else 32)
             found.append(replace(case, seed=seed, num_steps=num_steps))
         if whole:
+            found.append(replace(DEMO, seed=seed))
             found += [
                 Case(WIDENED, WIDENED, {}, (width,), optimizer, width, num_steps=64, seed=seed)
                 for width in WIDTHS

@@ -45,6 +45,12 @@ class Case:
     num_steps: int = 256
     referee_steps: int = 16
     seed: int = 0
+    lr: float = 0.0
+    """0: that of its optimiser here."""
+    has_background: bool = False
+    """Inputs are what a stage of images gives: most places of all samples are the same."""
+    is_sketched: bool = True
+    """Whether its products are kept for a sketch: large batches have gigabytes of them."""
 
     @property
     def is_text(self) -> bool:
@@ -58,6 +64,7 @@ class Case:
         config = {**OPTIMIZERS[self.optimizer], "clip": self.clip}
         if self.width > NARROW:
             config["lr"] = WIDE_RATES[self.optimizer]
+        config["lr"] = self.lr or config["lr"]
         vnode = VNodeSpec(
             "v", self.component, self.config, ("input",), self.objective, self.objective_config or {}, self.optimizer, config
         )
@@ -70,6 +77,8 @@ class Case:
     def entries(self, num_steps: int | None = None) -> list[Entry]:
         """The batches, the same on every machine: targets follow from a fixed random map of the inputs."""
         rng = np.random.default_rng(self.seed + 1)
+        if self.has_background:
+            return [self._entry(number, *self._images(rng)) for number in range(self.num_steps if num_steps is None else num_steps)]
         spec = self.stage().inputs[0].spec
         features = self.shape[-1] if self.is_text and spec.dtype == "float32" else spec.num_elements
         teacher = rng.standard_normal((features, NUM_CLASSES), dtype=np.float32)
@@ -84,9 +93,31 @@ class Case:
                 x = rng.standard_normal(size, dtype=np.float32)
                 y = (x.reshape(self.batch_size, -1, features) @ teacher).argmax(-1)
                 y = y if self.is_text else y[:, 0]
-            mode = Mode.FORWARD_ONLY if number % FORWARD_ONLY_EVERY == FORWARD_ONLY_EVERY - 1 else Mode.TRAIN
-            found.append(Entry(number, mode, (x,), y.astype(np.int64)))
+            found.append(self._entry(number, x, y))
         return found
+
+    def _entry(self, number: int, x: Array, y: Array) -> Entry:
+        mode = Mode.FORWARD_ONLY if number % FORWARD_ONLY_EVERY == FORWARD_ONLY_EVERY - 1 else Mode.TRAIN
+        return Entry(number, mode, (x,), y.astype(np.int64))
+
+    def _images(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        """A mark for each class somewhere on an even ground, as a stage with a ReLU sends it in bf16: the same bits on every machine."""
+        marks = np.random.default_rng(self.seed).standard_normal((NUM_CLASSES + 1, *self.shape), dtype=np.float32)
+        channels, height, width = self.shape
+        y = rng.integers(0, NUM_CLASSES, self.batch_size)
+        x = np.broadcast_to(np.abs(marks[-1, :, :1, :1]), (self.batch_size, *self.shape)).copy()
+        high, wide = height // 2, width // 2
+        for sample, row, column in zip(range(self.batch_size), *rng.integers(0, (height - high, width - wide), (self.batch_size, 2)).T, strict=True):
+            noise = rng.standard_normal((channels, high, wide), dtype=np.float32)
+            x[sample, :, row : row + high, column : column + wide] = np.maximum(marks[y[sample], :, :high, :wide] + noise, 0.0)
+        return (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32), y
+
+
+DEMO: Final = Case(
+    "conv2 of the demo", "conv_block", {"out_channels": 64, "kernel": 3, "pool": 2}, (32, 14, 14), "sgd", NARROW, batch_size=128, num_steps=128,
+    referee_steps=1, lr=0.1, has_background=True, is_sketched=False,
+)  # fmt: skip
+"""The stage of the examples in which honest machines came furthest apart: all places around a digit give a channel one value, which may lie at a kink."""
 
 
 def cases(rounds: int, *, quick: bool = False) -> list[Case]:

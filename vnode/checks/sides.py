@@ -144,12 +144,19 @@ def _better(run: Callable[[Sides, int], Run], taken: Sides, found: Ran, at: int)
         for share in _shares(side, worst):
             sides = taken | {replace(side, share=share)}
             tried = yield from run(sides, at)
-            if tried is None or tried.worst <= 1.0:
-                return None if tried is None else (sides, tried)
+            if tried is None:
+                return best if _is_explained(best) else None
             worst.append(tried.worst)
             if tried.worst < limit:
                 best, limit = (sides, tried), tried.worst
+        if _is_explained(best):  # of a group the best share: what is within the tolerance as far as here may be over it behind
+            return best
     return best
+
+
+def _is_explained(found: tuple[Sides, Ran] | None) -> bool:
+    """Whether nothing is over its tolerance with these."""
+    return found is not None and found[1].worst <= 1.0
 
 
 def _shares(side: Side, worst: Sequence[float]) -> Iterator[float]:

@@ -19,7 +19,7 @@ from vnode.torch_compute import TorchCompute
 
 KINKS = (nn.ReLU, nn.MaxPool2d)
 FEW = 2
-ALIKE = 2.0**-21
+ALIKE = 2.0**-19
 """Values of a channel that are no further apart, in units of the rms, come of equal inputs."""
 SMALLEST = torch.finfo(torch.float32).tiny
 
