@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dcnr.specs import Config, TensorSpec
 from dcnr.stages import Stage, VNodeSpec, stages_of
-from examples.byzantine.behaviours import BEHAVIOURS
+from examples.byzantine.behaviours import BEHAVIOURS, Behaviour
 from examples.byzantine.worker import CheatingCompute
 from trust.comparison import Comparison, judge
 from trust.overturned import Finding
@@ -220,6 +220,101 @@ def test_both_sides_of_a_kink_pass_a_replay(kink: Callable[[], Kink]) -> None:
     for claim in claims:
         outcome = judge(replayed(claim, TwoSidedCompute), to_the_end=True)
         assert outcome.passed, outcome.worst
+
+
+GROUND = np.float32(0.75)
+
+
+def on_a_ground(num_steps: int = NUM_STEPS) -> list[Entry]:
+    """Images of which most is the same: what a channel makes of it is one value in many places."""
+    rng = np.random.default_rng(3)
+    found: list[Entry] = []
+    for number in range(num_steps):
+        x = np.full((8, 3, 6, 6), GROUND)
+        x[:, :, :2, :2] = rng.standard_normal((8, 3, 2, 2), dtype=np.float32)
+        found.append(Entry(number, Mode.TRAIN, (x,), rng.integers(0, 5, 8)))
+    return found
+
+
+@dataclass(frozen=True)
+class Group:
+    """A first state with which all values of a channel that come of the ground lie ``at`` the ReLU, and where these are in the first step."""
+
+    first: bytes
+    places: list[tuple[int, ...]]
+
+    def rounded(self, offsets: Sequence[float]) -> dict[tuple[int, ...], float]:
+        """One after the other, and from the beginning again."""
+        return {place: offsets[at % len(offsets)] for at, place in enumerate(self.places)}
+
+    def claim(self, offsets: Sequence[float]) -> Claim:
+        """Of a machine that rounds them so."""
+        return record(Machine(self.rounded(offsets)), self.first, on_a_ground())
+
+
+class Auditor(TwoSidedCompute):
+    """Rounds some values of the first batch's norm higher than others do."""
+
+    higher: Mapping[tuple[int, ...], float] = {}
+
+    def restore(self, state: bytes | memoryview | Path) -> StateInfo:
+        info = super().restore(state)
+        self.part(NORM).register_forward_hook(lambda _, __, made: self._rounded(made))
+        return info
+
+    def _rounded(self, made: Tensor) -> Tensor:
+        offset = torch.zeros_like(made)
+        for where, by in self.higher.items() if self._learned == 0 else ():
+            offset[where] = by
+        return made + offset
+
+
+def at_relu_together(at: float = 0.0) -> Group:
+    """The channel is one whose ground is the largest of its pool, so that its gradient gets through."""
+    values = norms(first_state(), on_a_ground())
+    channel = int(values[0, :, 4, 4].argmax())
+    _, arrays = parse(first_state(), SCHEMA)
+    bias = arrays["w/component.norm.bias"].copy()
+    bias[channel] += np.float32(at) - values[0, channel, 4, 4]
+    first = changed(first_state(), {"w/component.norm.bias": bias})
+    values = norms(first, on_a_ground())
+    alike = np.argwhere(np.abs(values[:, channel] - at) < 4 * LAST_BITS)
+    assert len(alike) > 32
+    return Group(first, [(int(sample), channel, int(row), int(column)) for sample, row, column in alike])
+
+
+ABOVE, BELOW = (LAST_BITS,), (-LAST_BITS,)
+
+
+@pytest.mark.parametrize("offsets", [ABOVE, BELOW], ids=["above", "below"])
+@pytest.mark.parametrize("own", [ABOVE, BELOW, (*ABOVE, *BELOW)], ids=["above", "below", "either"])
+def test_values_that_come_of_equal_inputs_change_sides_together(
+    offsets: Sequence[float], own: Sequence[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ground of images: an accelerator that had it on the other side in one channel was doubted, since no single value of thousands explains anything."""
+    group = at_relu_together()
+    monkeypatch.setattr(Auditor, "higher", group.rounded(own))
+    claim = group.claim(offsets)
+    with monkeypatch.context() as trusting:
+        trusting.setattr(Auditor, "near", lambda self: [])
+        alone = judge(replayed(claim, Auditor), to_the_end=True)
+    assert (alone.finding is Finding.PASS) == (own == offsets), "whoever trusts its own last bits accuses it, or nothing is shown"
+    outcome = judge(replayed(claim, Auditor), to_the_end=True)
+    assert outcome.passed, outcome.worst
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda behaviour: behaviour.name)
+def test_no_cheat_hides_behind_a_group_at_a_kink(behaviour: Behaviour) -> None:
+    cheat = CheatingCompute(POOLED, REGISTRY, behaviour, num_batches=NUM_BATCHES, seed=0, num_steps=16)
+    claim = record(cheat, at_relu_together().first, on_a_ground(16))
+    assert judge(replayed(claim, TwoSidedCompute)).first_over is not None
+
+
+def test_a_group_further_from_the_kink_than_rounding_reaches_changes_no_side() -> None:
+    group = at_relu_together(at=4 * window())
+    claim = group.claim((-8 * window(),))
+    outcome = judge(replayed(claim, TwoSidedCompute), to_the_end=True)
+    assert outcome.finding is Finding.FAULT, outcome.worst
 
 
 def test_a_replay_takes_no_side_of_a_value_that_lies_further_from_the_kink_than_rounding_reaches() -> None:

@@ -7,8 +7,7 @@ over its tolerance, the values that were nearest are put on their other side, on
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, runtime_checkable
 
@@ -64,9 +63,6 @@ class Side:
     """Above zero before a ReLU; above its neighbours in a pool."""
     size: int = 1
     """From `MIN_GROUP` on: all values of its channel that are the same but for rounding go with it."""
-    share: float = 1.0
-    """Of a group: how much of its gradient goes over to that side. Another machine may round each of its values its own way."""
-
     @property
     def place(self) -> tuple[int, str, int]:
         """Of which value it is."""
@@ -140,16 +136,14 @@ def _better(run: Callable[[Sides, int], Run], taken: Sides, found: Ran, at: int)
     near = sorted(side for side in set(found.near) if side.place not in places)
     groups = [side for side in near if side.size >= MIN_GROUP][:MAX_GROUPS]
     for side in (*groups, *[side for side in near if side.size < MIN_GROUP][:MAX_TRIES]):
-        worst: list[float] = []
-        for share in _shares(side, worst):
-            sides = taken | {replace(side, share=share)}
+        for one in (side, replace(side, is_above=not side.is_above)) if side.size >= MIN_GROUP else (side,):
+            sides = taken | {one}
             tried = yield from run(sides, at)
             if tried is None:
                 return best if _is_explained(best) else None
-            worst.append(tried.worst)
             if tried.worst < limit:
                 best, limit = (sides, tried), tried.worst
-        if _is_explained(best):  # of a group the best share: what is within the tolerance as far as here may be over it behind
+        if _is_explained(best):  # of a group the better of both: this machine may have some of it on either, and what is within here be over behind
             return best
     return best
 
@@ -157,13 +151,3 @@ def _better(run: Callable[[Sides, int], Run], taken: Sides, found: Ran, at: int)
 def _is_explained(found: tuple[Sides, Ran] | None) -> bool:
     """Whether nothing is over its tolerance with these."""
     return found is not None and found[1].worst <= 1.0
-
-
-def _shares(side: Side, worst: Sequence[float]) -> Iterator[float]:
-    """Of a group all, nothing, and what the residuals of both say, which grow with what is missing: another machine rounds each of its values its own way,
-    and so may this one. ``worst``: of those that were run.
-    """
-    yield 1.0
-    if side.size >= MIN_GROUP:
-        yield 0.0
-        yield worst[1] / (worst[0] + worst[1]) if sum(worst) < math.inf else 0.5

@@ -70,28 +70,15 @@ class TwoSidedCompute(TorchCompute):
         taken = [side for side in self._sides if (side.batch, side.kink) == (batch, name)]
         if not taken:
             return None
-        found, offset, shares = values.detach(), torch.zeros_like(values), torch.ones_like(values)
+        found, offset = values.detach(), torch.zeros_like(values)
         for side in taken:
             if side.size < MIN_GROUP:
                 offset.view(-1)[side.index] = _offset(found, kink, side)
                 continue
             group = _alike(found, side.index)
-            offset[group] = found[group].abs().clamp_min(SMALLEST) - found[group]
-            shares[group] = side.share if side.is_above else 1.0 - side.share
-        return (_Shared.apply(values + offset, shares),)  # type: ignore[no-untyped-call]
-
-
-class _Shared(torch.autograd.Function):
-    """The same values; of each gradient its share."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, shares: Tensor) -> Tensor:
-        ctx.save_for_backward(shares)
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient * ctx.saved_tensors[0], None
+            sizes = found[group].abs().clamp_min(SMALLEST)
+            offset[group] = (sizes if side.is_above else -sizes) - found[group]
+        return (values + offset,)
 
 
 def _nearest(values: Tensor, kink: nn.Module, limit: float, batch: int, name: str) -> list[Side]:
@@ -125,19 +112,19 @@ def _groups(values: Tensor, limit: float, scale: float, batch: int, name: str) -
     flat, channels = values.reshape(-1), _channels(values)
     inside = torch.zeros_like(flat, dtype=torch.bool)
     near = torch.nonzero((flat.abs() <= limit) & (flat != 0)).reshape(-1)
+    if len(near) < MIN_GROUP:
+        return [], inside
     near = near[flat[near].argsort()]
     near = near[channels[near].argsort(stable=True)]
-    ordered = flat[near].double()
-    ends = (ordered.diff() > ALIKE * scale) | (channels[near].diff() != 0)
-    found: list[Side] = []
-    for group in near.tensor_split((torch.nonzero(ends).reshape(-1) + 1).cpu()):
-        if len(group) < MIN_GROUP:
-            continue
-        inside[group] = True
-        middle = int(group[len(group) // 2])
-        value = float(flat[middle])
-        found.append(Side(abs(value) / scale, batch, name, middle, value <= 0, len(group)))
-    return sorted(found)[: MAX_GROUPS + MAX_SIDES], inside
+    is_first = (flat[near].double().diff() > ALIKE * scale) | (channels[near].diff() != 0)
+    number = torch.cat((is_first.new_zeros(1), is_first)).cumsum(0)
+    sizes = number.bincount()
+    inside[near] = sizes[number] >= MIN_GROUP
+    middle = near[sizes.cumsum(0) - sizes + sizes // 2]
+    distances = torch.where(sizes >= MIN_GROUP, flat[middle].abs(), math.inf)
+    nearest = distances.topk(min(MAX_GROUPS + MAX_SIDES, len(distances)), largest=False)
+    rows = zip(nearest.values.tolist(), middle[nearest.indices].tolist(), sizes[nearest.indices].tolist(), strict=True)
+    return [Side(distance / scale, batch, name, at, float(flat[at]) <= 0, size) for distance, at, size in rows if distance <= limit], inside
 
 
 def _alike(values: Tensor, index: int) -> Tensor:
