@@ -1,8 +1,8 @@
 """An accelerator among processors: whether honest training on it is accused by processors that check it, and what it is worth.
 
 Every stage of `tolerance_cases` learns on the accelerator that torch finds here, with seeds that no tolerance was made from, and each claim is judged on
-the processor with the committed tolerances, as an auditor would. Stages with convolutions learn once more with shortened products (`benchmarks.shortened`), which
-`vnode.devices` keeps accelerators from: what auditors say of those shows what that is for, and that this measurement can see anything.
+the processor with the committed tolerances, as an auditor would. Stages with convolutions learn once more with shortened products
+(`benchmarks.shortened`), from which `vnode.devices` keeps accelerators: what auditors say of those shows what that is for, and that anything is seen at all.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ def recorded(device: Device, claims: Path, options: Options) -> Iterator[tuple[P
         for case in chosen(options):
             if precision == SHORT and not _has_convolutions(case):
                 continue
-            checks, path = checks_of_stage(case.stage(), REGISTRY), claims / f"{precision}-{case.seed}-{case.optimizer}-{case.width}-{case.name}"
+            checks, path = (
+                checks_of_stage(case.stage(), REGISTRY),
+                claims / f"{precision}-{case.seed}-{case.optimizer}-{case.width}-{case.name}",
+            )
             compute = kind(case.stage(), REGISTRY, num_batches=case.num_steps, seed=case.seed, device=device.name)
             watched, span = checks if case.is_sketched else None, checks.replay().span_steps
             save(path, record(compute, case.first(), case.entries(), state_every=span, sketched=watched))
@@ -103,7 +106,9 @@ def checked(job: tuple[Path, Case, str]) -> list[Row]:
     """What a processor finds in that claim; a process of its own. It looks at the accelerator's own referee steps as at its own."""
     torch.set_num_threads(1)
     path, case, precision = job
-    rows = judged(replace(case, referee_steps=1), load(path, case), checks_of_stage(case.stage(), REGISTRY), sketched=case.is_sketched)
+    rows = judged(
+        replace(case, referee_steps=1), load(path, case), checks_of_stage(case.stage(), REGISTRY), sketched=case.is_sketched
+    )
     return [{"machine": precision, **row} for row in rows if row["level"] != "referee"]
 
 

@@ -27,10 +27,8 @@ class ShortenedCompute(TorchCompute):
         """Takes over a state of this stage and job. Raises Corrupt; on an error the former state stays."""
         info = super().restore(state)
         for part in self.part("").modules():
-            if isinstance(part, nn.Conv2d):
-                part.forward = lambda x, of=part: _with_bias(_Convolution.apply(x, of.weight, of.stride, of.padding), of.bias, (-1, 1, 1))  # type: ignore[method-assign, misc]
-            elif isinstance(part, nn.Linear):
-                part.forward = lambda x, of=part: _with_bias(_Product.apply(x, of.weight), of.bias, (-1,))  # type: ignore[method-assign, misc]
+            if type(part) in SHORTENED:
+                part.__class__ = SHORTENED[type(part)]
         return info
 
 
@@ -41,8 +39,25 @@ def shortened(values: Tensor) -> Tensor:
     return ((bits + (rest >> 1) + ((bits >> DROPPED_BITS) & 1)) & ~rest).view(torch.float32)
 
 
-def _with_bias(found: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    return found if bias is None else found + bias.view(shape)
+class ShortenedConvolution(nn.Conv2d):
+    """Zeros around, one group."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As its base, up to the rounding."""
+        found: Tensor = _Convolution.apply(input, self.weight, self.stride, self.padding)  # type: ignore[no-untyped-call]
+        return found if self.bias is None else found + self.bias.view(-1, 1, 1)
+
+
+class ShortenedProduct(nn.Linear):
+    """One linear map."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As its base, up to the rounding."""
+        found: Tensor = _Product.apply(input, self.weight)  # type: ignore[no-untyped-call]
+        return found if self.bias is None else found + self.bias
+
+
+SHORTENED: Final[dict[type[nn.Module], type[nn.Module]]] = {nn.Conv2d: ShortenedConvolution, nn.Linear: ShortenedProduct}
 
 
 class _Convolution(torch.autograd.Function):
@@ -57,8 +72,11 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         short = shortened(gradient)
-        inward = conv2d_input(x.shape, weight, short, ctx.stride, ctx.padding) if ctx.needs_input_grad[0] else None
-        return inward, conv2d_weight(x, weight.shape, short, ctx.stride, ctx.padding), None, None
+        inward = None
+        if ctx.needs_input_grad[0]:
+            inward = conv2d_input(x.shape, weight, short, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
+        outward = conv2d_weight(x, weight.shape, short, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
+        return inward, outward, None, None
 
 
 class _Product(torch.autograd.Function):

@@ -107,7 +107,9 @@ class Case:
         y = rng.integers(0, NUM_CLASSES, self.batch_size)
         x = np.broadcast_to(np.abs(marks[-1, :, :1, :1]), (self.batch_size, *self.shape)).copy()
         high, wide = height // 2, width // 2
-        for sample, row, column in zip(range(self.batch_size), *rng.integers(0, (height - high, width - wide), (self.batch_size, 2)).T, strict=True):
+        for sample, row, column in zip(
+            range(self.batch_size), *rng.integers(0, (height - high, width - wide), (self.batch_size, 2)).T, strict=True
+        ):
             noise = rng.standard_normal((channels, high, wide), dtype=np.float32)
             x[sample, :, row : row + high, column : column + wide] = np.maximum(marks[y[sample], :, :high, :wide] + noise, 0.0)
         return (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32), y

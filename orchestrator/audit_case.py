@@ -35,7 +35,7 @@ LOOK_S: Final = 5.0
 GIVE_UP_S: Final = 300.0
 """What was said counts after this time, where nobody is left whose word would be worth waiting for."""
 SOLE_S: Final = 60.0
-"""So long a doubt of own eyes waits where no PNode is here that could look as well: whoever restarts is back by then, and a job that settles has ten minutes."""
+"""So long a doubt of own eyes waits where no PNode is here that could look as well: whoever restarts is back by then. A job settles for ten minutes."""
 UNREAD_S: Final = 600.0
 """So long the store may say that it does not have the commits of an interval; then nobody will ever know whether what is shown of it is all of it."""
 GONE: Final = frozenset(("state_missing", "commit_unread"))
@@ -273,7 +273,8 @@ def given_up(case: Case, executions: int = 0) -> Decision:
     num_over, passes = _num_over(case), words.count(Word.PASS)
     if num_over > passes and (Word.DOUBT in own or num_over >= REAUDITORS):
         return _not_accepted(
-            case, f"{num_over} of {len(words)} measured more than the tolerance{_where(case)}{_unlooked(case)}, and nobody else is here"
+            case,
+            f"{num_over} of {len(words)} measured more than the tolerance{_where(case)}{_unlooked(case)}, and nobody else is here",
         )
     short = f": {passes} of {executions} executions by others that its graph asks for" if passes < executions else ""
     return Decision(case.interval.name, Verdict.PASSED, f"nobody proved a fault, and nobody else is here{short}")

@@ -149,6 +149,9 @@ def test_an_accelerator_is_judged_by_processors(tmp_path: Path, monkeypatch: pyt
         "worst": document["ratios"]["ieee"]["worst"],
     }
     assert all(target["met"] for target in document["targets"])
+    monkeypatch.setattr(accelerator, "ShortenedCompute", accelerator.TorchCompute)
+    blind = accelerator.measured(Device("cpu", gflops=1.0), Options(1, tmp_path, quick=True))
+    assert [target.met for target in blind.targets] == [True, True, False, False], "what shortens nothing shows nothing"
     monkeypatch.setattr(accelerator, "opened", lambda wanted: Device("cpu"))
     assert command.main(["accelerator", "--quick", "--out", str(tmp_path)]) == 1
 

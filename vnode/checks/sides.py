@@ -63,6 +63,7 @@ class Side:
     """Above zero before a ReLU; above its neighbours in a pool."""
     size: int = 1
     """From `MIN_GROUP` on: all values of its channel that are the same but for rounding go with it."""
+
     @property
     def place(self) -> tuple[int, str, int]:
         """Of which value it is."""
@@ -143,7 +144,9 @@ def _better(run: Callable[[Sides, int], Run], taken: Sides, found: Ran, at: int)
                 return best if _is_explained(best) else None
             if tried.worst < limit:
                 best, limit = (sides, tried), tried.worst
-        if _is_explained(best):  # of a group the better of both: this machine may have some of it on either, and what is within here be over behind
+        if _is_explained(
+            best
+        ):  # of a group the better of both: this machine may have some of it on either, and what is within here be over behind
             return best
     return best
 

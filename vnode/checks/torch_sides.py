@@ -124,7 +124,9 @@ def _groups(values: Tensor, limit: float, scale: float, batch: int, name: str) -
     distances = torch.where(sizes >= MIN_GROUP, flat[middle].abs(), math.inf)
     nearest = distances.topk(min(MAX_GROUPS + MAX_SIDES, len(distances)), largest=False)
     rows = zip(nearest.values.tolist(), middle[nearest.indices].tolist(), sizes[nearest.indices].tolist(), strict=True)
-    return [Side(distance / scale, batch, name, at, float(flat[at]) <= 0, size) for distance, at, size in rows if distance <= limit], inside
+    return [
+        Side(distance / scale, batch, name, at, float(flat[at]) <= 0, size) for distance, at, size in rows if distance <= limit
+    ], inside
 
 
 def _alike(values: Tensor, index: int) -> Tensor:
