@@ -24,6 +24,8 @@ OPTIMIZERS: Final[dict[str, Config]] = {
 }
 WIDE_RATES: Final = {"sgd": 3e-3, "adamw": 3e-4}
 """At width 1024 the rates above are past the edge of stability, where no two machines stay together."""
+NOISE: Final = np.float32(0.25)
+"""Of images, in units of what tells one class from another."""
 FORWARD_ONLY_EVERY: Final = 17
 """Some entries learn nothing."""
 
@@ -45,8 +47,6 @@ class Case:
     num_steps: int = 256
     referee_steps: int = 16
     seed: int = 0
-    lr: float = 0.0
-    """0: that of its optimiser here."""
     has_background: bool = False
     """Inputs are what a stage of images gives: most places of all samples are the same."""
     is_sketched: bool = True
@@ -64,7 +64,6 @@ class Case:
         config = {**OPTIMIZERS[self.optimizer], "clip": self.clip}
         if self.width > NARROW:
             config["lr"] = WIDE_RATES[self.optimizer]
-        config["lr"] = self.lr or config["lr"]
         vnode = VNodeSpec(
             "v", self.component, self.config, ("input",), self.objective, self.objective_config or {}, self.optimizer, config
         )
@@ -110,14 +109,14 @@ class Case:
         for sample, row, column in zip(
             range(self.batch_size), *rng.integers(0, (height - high, width - wide), (self.batch_size, 2)).T, strict=True
         ):
-            noise = rng.standard_normal((channels, high, wide), dtype=np.float32)
+            noise = NOISE * rng.standard_normal((channels, high, wide), dtype=np.float32)
             x[sample, :, row : row + high, column : column + wide] = np.maximum(marks[y[sample], :, :high, :wide] + noise, 0.0)
         return (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32), y
 
 
 DEMO: Final = Case(
     "conv2 of the demo", "conv_block", {"out_channels": 64, "kernel": 3, "pool": 2}, (32, 14, 14), "sgd", NARROW, batch_size=128, num_steps=128,
-    referee_steps=1, lr=0.1, has_background=True, is_sketched=False,
+    referee_steps=1, has_background=True, is_sketched=False,
 )  # fmt: skip
 """The stage of the examples in which honest machines came furthest apart: all places around a digit give a channel one value, which may lie at a kink."""
 

@@ -37,6 +37,7 @@ REAUDITORS: Final = 2
 """Others that must find nothing before a doubt is over."""
 REAUDIT_S: Final = 60.0
 """Within this time they are to answer; who does not is replaced by another."""
+DOUBTED: Final = "a residual is a little over the tolerance: others are asked for a second opinion, and it gets nothing new before that is settled"
 MAX_DOUBTS: Final = 64
 """Open doubts remembered of one PNode; it is suspect anyway."""
 
@@ -292,9 +293,7 @@ def _doubted(standing: Standing, now_s: float, interval: str, auditor: str) -> S
         return standing
     doubts = (*standing.doubts, (interval, frozenset((auditor,))))
     since_s = standing.since_s if standing.state is State.SUSPECT else now_s
-    return replace(
-        standing, state=State.SUSPECT, since_s=since_s, reason="a residual is a little over the tolerance", doubts=doubts
-    )
+    return replace(standing, state=State.SUSPECT, since_s=since_s, reason=DOUBTED, doubts=doubts)
 
 
 def _assured(standing: Standing, now_s: float, interval: str, auditor: str) -> Standing:

@@ -185,20 +185,32 @@ def test_a_doubt_of_the_verifier_waits_a_minute_where_nobody_could_end_it_and_sa
     assert audited.desk.decisions()[0].reason == "1 of 1 measured more than the tolerance in buffers, and nobody else is here"
 
 
-def test_who_comes_within_that_minute_is_asked_for_the_second_opinion() -> None:
+@pytest.mark.parametrize("stays", [True, False])
+def test_who_comes_within_that_minute_is_asked_and_whoever_leaves_again_may_come_back_for_a_minute(stays: bool) -> None:
     audited = Audited(0, has_verifier=True)
     [own] = audited.tasks()
     audited.says(own, DOUBT)
+    alone = audited.people
     audited.now_s += SOLE_S - 5.0
     audited.people = Audited(3, has_verifier=True).people
     audited.desk.tick(audited.people, audited.now_s)
     tasks = audited.tasks()
+    assert len(tasks) == 2
     audited.now_s += 10.0
+    audited.people = audited.people if stays else alone
     audited.desk.tick(audited.people, audited.now_s)
     assert audited.verdicts() == []
-    for task in tasks:
-        audited.says(task, PASS)
-    assert audited.verdicts() == [Verdict.PASSED]
+    if stays:
+        for task in tasks:
+            audited.says(task, PASS)
+        assert audited.verdicts() == [Verdict.PASSED]
+        return
+    left_s = audited.now_s
+    while not audited.verdicts():
+        audited.now_s += 5.0
+        audited.desk.tick(audited.people, audited.now_s)
+    assert audited.verdicts() == [Verdict.UNVERIFIABLE]
+    assert audited.now_s == left_s + SOLE_S
 
 
 def test_what_the_verifier_found_wrong_does_not_pass_because_it_cannot_prove_it() -> None:
