@@ -23,6 +23,7 @@ from benchmarks.result import Options, Result, Row, Target
 from benchmarks.tolerance_cases import REGISTRY, Case
 from benchmarks.tolerance_machine import load, save
 from benchmarks.tolerances import MACHINES, rows_of
+from dcnr.errors import InvariantBroken
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.specs import Config
@@ -40,7 +41,7 @@ from trust.overturned import Finding
 from trust.separation import Party, Separation
 from trust.standing import State
 from vnode.checks.claims import Claim
-from vnode.checks.plan import checks_of_stage
+from vnode.checks.plan import StageChecks, checks_of_stage
 from vnode.checks.replay import replay
 from vnode.checks.torch_record import as_array, record
 from vnode.checks.torch_sides import TwoSidedCompute
@@ -87,7 +88,7 @@ def run(options: Options) -> Result:
     cheats = list(_cheats(options.rounds, quick=options.quick))
     for number, (case, behaviour, codec) in enumerate(cheats):
         claim, sketch = _claimed(case, behaviour, codec)
-        steps = _num_steps(case)
+        steps = len(claim.steps)
         save(claims / str(number), replace(claim, steps=tuple(replace(step, maps={}) for step in claim.steps)))
         result.rounds.append(
             {
@@ -125,15 +126,23 @@ def _claimed(case: Case, behaviour: Behaviour, codec: str) -> tuple[Claim, float
     """What the cheat says that it did, and what a sketch makes of that, where the stage has what it needs."""
     stage = case.stage()
     checks = checks_of_stage(stage, REGISTRY)
-    num_steps = _num_steps(case)
-    cheat = CheatingCompute(stage, REGISTRY, behaviour, num_batches=case.num_steps, seed=case.seed, num_steps=num_steps)
-    claim = record(
-        cheat, case.first(), case.entries(num_steps), codec=codec, state_every=checks.replay().span_steps, sketched=checks
-    )
+    claim = _recorded(case, behaviour, codec, checks, _num_steps(case))
     if not checks.maps:
         return claim, None
     sketch = Sketch(stage, REGISTRY, checks, secret=f"secret {case.seed}".encode(), num_batches=case.num_steps, seed=case.seed)
     return claim, _ratio(judge(sketch.check(claim, checks.sketch()), to_the_end=True))
+
+
+def _recorded(case: Case, behaviour: Behaviour, codec: str, checks: StageChecks, num_steps: int) -> Claim:
+    """Of half as many steps, and so on, where whoever cheats so has no finite gradients before that many are learned."""
+    cheat = CheatingCompute(case.stage(), REGISTRY, behaviour, num_batches=case.num_steps, seed=case.seed, num_steps=num_steps)
+    span = checks.replay().span_steps
+    try:
+        return record(cheat, case.first(), case.entries(num_steps), codec=codec, state_every=span, sketched=checks)
+    except InvariantBroken:
+        if num_steps <= NUM_STEPS:
+            raise
+        return _recorded(case, behaviour, codec, checks, num_steps // 2)
 
 
 def _replayed(case: Case, claim: Claim, *, to_the_end: bool = False) -> float:
