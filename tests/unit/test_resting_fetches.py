@@ -74,7 +74,7 @@ def test_shards_that_the_last_worker_wanted_are_fetched_on_unless_the_machine_re
                     daemon._shards.wanted(local_pb2.ShardsWanted(dataset=str(number), digests=digests, size_bytes=[1]))
                 await until(lambda: store.num_under_way == SHARDS_AT_ONCE)
                 if is_paused:
-                    daemon._halts.pause(0.0)
+                    await daemon._halts.pause(0.0)
                 await daemon._worker_down("the worker ended")
                 if is_paused:
                     await until(lambda: not store.num_under_way)
