@@ -101,9 +101,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServiceServicer):
         self._gossip.take(request.adverts)
         self._gossip.hear_of(request.bootstrap, caller_of(context).subnet)
         self._gossip.suspect(request.suspects)
-        tells_entries = bool(request.bootstrap) or not request.HasField(
-            "known_briefly"
-        )  # as when a session begins: the caller may have none
+        # Who does not speak briefly begins a session, and may have none.
+        tells_entries = bool(request.bootstrap) or not request.HasField("known_briefly")
         return membership_pb2.ExchangeResponse(
             adverts=lacking,
             suspects=self._gossip.view.suspects(),

@@ -144,9 +144,8 @@ def _better(run: Callable[[Sides, int], Run], taken: Sides, found: Ran, at: int)
                 return best if _is_explained(best) else None
             if tried.worst < limit:
                 best, limit = (sides, tried), tried.worst
-        if _is_explained(
-            best
-        ):  # of a group the better of both: this machine may have some of it on either, and what is within here be over behind
+        # Of a group the better of both: this machine may have some of it on either, and what is within here be over behind.
+        if _is_explained(best):
             return best
     return best
 
