@@ -109,14 +109,14 @@ def _groups(values: Tensor, limit: float, scale: float, batch: int, name: str) -
     """Values of a channel that are the same but for rounding, and so near to 0 that another machine may have all of them on the other side: the nearest
     groups, and which values belong to any. Of those that are exactly 0 nothing is rounded.
     """
-    flat, channels = values.reshape(-1), _channels(values)
+    flat = values.reshape(-1)
     inside = torch.zeros_like(flat, dtype=torch.bool)
     near = torch.nonzero((flat.abs() <= limit) & (flat != 0)).reshape(-1)
     if len(near) < MIN_GROUP:
         return [], inside
     near = near[flat[near].argsort()]
-    near = near[channels[near].argsort(stable=True)]
-    is_first = (flat[near].double().diff() > ALIKE * scale) | (channels[near].diff() != 0)
+    near = near[_channels(values, near).argsort(stable=True)]
+    is_first = (flat[near].double().diff() > ALIKE * scale) | (_channels(values, near).diff() != 0)
     number = torch.cat((is_first.new_zeros(1), is_first)).cumsum(0)
     sizes = number.bincount()
     inside[near] = sizes[number] >= MIN_GROUP
@@ -132,17 +132,17 @@ def _groups(values: Tensor, limit: float, scale: float, batch: int, name: str) -
 def _alike(values: Tensor, index: int) -> Tensor:
     """Which values go with that one."""
     scale = float(values.double().square().mean().sqrt())
-    channels = _channels(values)
-    alike = ((values.reshape(-1) - values.reshape(-1)[index]).abs() <= ALIKE * scale) & (channels == channels[index])
+    flat = values.reshape(-1)
+    near = torch.nonzero((flat - flat[index]).abs() <= ALIKE * scale).reshape(-1)
+    alike = torch.zeros_like(flat, dtype=torch.bool)
+    alike[near[_channels(values, near) == _channels(values, near.new_tensor(index))]] = True
     return alike.view_as(values)
 
 
-def _channels(values: Tensor) -> Tensor:
-    """Of each value, flat: what has its own weights. The second dimension of images, else the last."""
+def _channels(values: Tensor, index: Tensor) -> Tensor:
+    """Of the values at these places of the flat tensor, what has its own weights: the second dimension of images, else the last."""
     dim = 1 if values.dim() == 4 else values.dim() - 1
-    shape = [1] * values.dim()
-    shape[dim] = values.shape[dim]
-    return torch.arange(values.shape[dim], device=values.device).view(shape).expand(values.shape).reshape(-1)
+    return index // math.prod(values.shape[dim + 1 :]) % values.shape[dim]
 
 
 def _seconds(values: Tensor, pool: nn.MaxPool2d) -> tuple[Tensor, Tensor]:
