@@ -18,12 +18,8 @@ COMMANDS: Final = {
     "gaps_at_two_and_a_half": "run --schedule kills --vnodes 4 --replicas 3 --cpu-percent 50 --name gaps_at_two_and_a_half",
 }
 """By name of the result, the words after ``python -m chaos``."""
-OUTDATED: Final = frozenset({"brief", "faults125"})
-"""Of a setting or a schedule of the past: no command of today makes them."""
 
 
 def command_of(name: str) -> str:
     """As the page tells it."""
-    if name in OUTDATED:
-        return "Of a setting or a schedule of the past: no command of today makes it."
     return f"`python -m chaos {COMMANDS[name]}`."

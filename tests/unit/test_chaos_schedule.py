@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chaos.__main__ import name_of, parser, setup_of, without
-from chaos.committed import COMMANDS, OUTDATED
+from chaos.committed import COMMANDS
 from chaos.run import scheduled
 from chaos.schedule import (
     NO_MACHINE,
@@ -30,7 +30,7 @@ from dcnr.errors import InvalidInput
 
 COMMITTED = sorted((Path(__file__).resolve().parents[2] / "chaos" / "schedules").glob("*.json"))
 RESULTS = COMMITTED[0].parents[1] / "results"
-RUNS = sorted(path for path in RESULTS.glob("*.json") if path.stem not in {"crashes", "joining", *OUTDATED})
+RUNS = sorted(path for path in RESULTS.glob("*.json") if path.stem not in {"crashes", "joining"})
 RECIPE = Recipe(seed=1, num_victims=4, pairs=2, window_s=60.0, faults_per_hour=300.0, max_down=2)
 MADE = Recipe(seed=1, num_victims=8, pairs=2, window_s=60.0, faults_per_hour=180.0, max_down=3)
 FIRST_S = 60.0
