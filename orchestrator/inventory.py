@@ -1,6 +1,6 @@
 """The inventory: what this orchestrator knows of each PNode, from its own stream, its reports, neighbours' evidence and own probes. Pure.
 
-A PNode whose stream broke, or whose daemon says that its worker died, is lost after a short grace; a silent one after three told intervals; sooner
+A PNode whose daemon says that its worker died is lost at once, one whose stream broke after a short grace, a silent one after three told intervals; sooner
 where others confirm it: own probes that used to be answered, or neighbours. Each state carries its reason. A node that comes back is simply there again:
 leaving is never punished.
 
@@ -111,7 +111,7 @@ class Inventory:
         record.seen_from = address
         record.subnet = _subnet_of(record)
         if record.gone_at is not None:
-            record.worker_seen, record.worker_dead_since = False, None  # a new life: its worker is still to come
+            record.worker_seen, record.worker_dead = False, False  # a new life: its worker is still to come
         record.streams += 1
         self._num_attached += record.streams == 1
         self._stirred.add(node_id)
@@ -133,10 +133,7 @@ class Inventory:
         record.beat_at, record.beat, record.interval_s = now, beat, interval_s
         record.probe_failed_at, record.probe_asked = None, False
         record.accusers.clear()
-        if beat.worker_alive:
-            record.worker_seen, record.worker_dead_since = True, None
-        elif record.worker_dead_since is None:
-            record.worker_dead_since = now
+        record.worker_seen, record.worker_dead = record.worker_seen or beat.worker_alive, not beat.worker_alive
         if not beat.draining:
             record.draining_since = None
         elif record.draining_since is None:

@@ -149,7 +149,7 @@ def _handing_over(record: NodeRecord, now: float) -> bool:
     """
     if record.draining_since is None or record.is_barred or record.judgement.state == orchestrator_pb2.NODE_STATE_OFFLINE:
         return False
-    if now - record.draining_since >= HAND_OVER_S or record.worker_dead_since is not None:
+    if now - record.draining_since >= HAND_OVER_S or record.worker_dead:
         return False
     giving = (orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE, orchestrator_pb2.ASSIGNMENT_STATE_RELEASING)
     released = orchestrator_pb2.ASSIGNMENT_STATE_RELEASED

@@ -1,7 +1,8 @@
 """When a PNode counts as silent, suspect or gone: one function of what is known of it and the time, and when to look again. Pure.
 
-Silence alone takes `limits.SILENT_BEATS` told intervals. Two witnesses of different kinds are as good sooner: an ended stream with a failed probe
-since; a missed beat with a neighbour's evidence and our own failed probe; a little over two intervals with a failed probe; two intervals with several
+A worker that its own daemon calls dead is a loss at once: its state is gone, and while nobody is told the siblings of its replicas learn nothing of what those
+owed. Silence alone takes `limits.SILENT_BEATS` told intervals. Two witnesses of different kinds are as good sooner: an ended stream with a failed probe
+since, or with several neighbours' word that their connections broke; a missed beat with a neighbour's evidence and our own failed probe; a little over two intervals with a failed probe; two intervals with several
 neighbours' word that their connections broke. A failed probe is a witness only of an address that answered before.
 """
 
@@ -15,7 +16,7 @@ from dcnr.v1 import membership_pb2, orchestrator_pb2
 from orchestrator.offers import NO_TRACK, TrackRecord
 
 REATTACH_GRACE_S: Final = 1.0
-"""A broken stream or a dead worker may come back within this time without losing its place."""
+"""A broken stream may come back within this time without losing its place."""
 EVIDENCE_S: Final = 10.0
 """A neighbour's evidence counts for this long."""
 OVERDUE_BEATS: Final = 1.25
@@ -23,7 +24,7 @@ OVERDUE_BEATS: Final = 1.25
 PROBED_BEATS: Final = 2.25
 """Told intervals of silence that are enough where our own probe fails too."""
 WITNESSED_BEATS: Final = 2.0
-"""Told intervals of silence that are enough where several neighbours' connections broke."""
+"""Told intervals of silence that are enough where several neighbours' connections broke; none where its stream has ended too."""
 WITNESSES: Final = 2
 BARRED: Final = frozenset((orchestrator_pb2.NODE_STATE_QUARANTINED, orchestrator_pb2.NODE_STATE_REHAB))
 FORGET_S: Final = 3600.0
@@ -52,7 +53,8 @@ class NodeRecord:
     beat_at: float | None = None
     beat: orchestrator_pb2.Beat = field(default_factory=orchestrator_pb2.Beat)
     worker_seen: bool = False
-    worker_dead_since: float | None = None
+    worker_dead: bool = False
+    """By its newest beat."""
     draining_since: float | None = None
     interval_s: float = limits.HEARTBEAT_S
     capability: membership_pb2.Capability = field(default_factory=membership_pb2.Capability)
@@ -109,7 +111,7 @@ class NodeRecord:
 
     def is_well(self, now: float) -> bool:
         """Whether it is attached, beats in time, has its worker and is accused by nobody: then time changes nothing about it before a beat is missing."""
-        is_here = self.streams > 0 and self.worker_dead_since is None and self.gone_at is None and not self.accusers
+        is_here = self.streams > 0 and not self.worker_dead and self.gone_at is None and not self.accusers
         return is_here and self.beat_at is not None and now < self.beat_at + self.interval_s
 
     @property
@@ -144,13 +146,11 @@ def _presence(record: NodeRecord, now: float) -> Judgement:
         return Judgement(suspect, f"its stream has just ended: {record.detached_reason}")
     if record.beat.draining:
         return Judgement(orchestrator_pb2.NODE_STATE_DRAINING, "leaving politely")
-    if record.worker_dead_since is not None:
+    if record.worker_dead:
         why = record.beat.worker_reason or "no reason given"
         if not record.worker_seen or not record.capability.accepts_work:
             return Judgement(orchestrator_pb2.NODE_STATE_JOINING, f"no worker yet: {why}")
-        if now >= record.worker_dead_since + REATTACH_GRACE_S:
-            return Judgement(offline, f"its worker is gone: {why}")
-        return Judgement(suspect, f"its worker has just gone: {why}")
+        return Judgement(offline, f"its worker is gone: {why}")
     if witnesses and now >= record.due(1.0):
         return Judgement(suspect, f"{_short(witnesses)} cannot reach it, and a beat is missing")
     if now >= record.due(2.0):
@@ -163,8 +163,6 @@ def next_look(record: NodeRecord, now: float) -> float:
     times = [record.expected_until]
     if record.gone_at is not None:
         times.append(record.gone_at + FORGET_S)
-    if record.worker_dead_since is not None:
-        times.append(record.worker_dead_since + REATTACH_GRACE_S)
     if record.beat_at is not None:
         if record.streams == 0:
             times.append(record.detached_at + REATTACH_GRACE_S)
@@ -198,6 +196,8 @@ def _silence(record: NodeRecord, now: float, witnesses: list[str]) -> str | None
         if now >= record.due(PROBED_BEATS):
             return f"silent for {PROBED_BEATS:g} told intervals of {interval_s:.1f} s, and it does not answer this orchestrator any more"
     broken = [name for name in witnesses if record.accusers[name][1]]
+    if len(broken) >= WITNESSES and record.streams == 0:
+        return f"its stream ended: {record.detached_reason}; and the connections of {_short(broken)} to it broke"
     if len(broken) >= WITNESSES and now >= record.due(WITNESSED_BEATS):
         return f"silent for {WITNESSED_BEATS:g} told intervals of {interval_s:.1f} s, and the connections of {_short(broken)} to it broke"
     return None

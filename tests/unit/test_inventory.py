@@ -21,12 +21,12 @@ DRAINING = orchestrator_pb2.NODE_STATE_DRAINING
 C = "c" * 40
 
 
-def beat(*, alive: bool = True, draining: bool = False, accuses: str = "") -> orchestrator_pb2.Beat:
+def beat(*, alive: bool = True, draining: bool = False, accuses: str = "", broken: bool = True) -> orchestrator_pb2.Beat:
     message = orchestrator_pb2.Beat(
         worker_alive=alive, draining=draining, capability=membership_pb2.Capability(accepts_work=True, gflops=5)
     )
     if accuses:
-        message.evidence.add(pnode_id=accuses, broken=True)
+        message.evidence.add(pnode_id=accuses, broken=broken)
     return message
 
 
@@ -67,6 +67,20 @@ def test_a_broken_stream_is_a_loss_after_one_second_unless_it_comes_back() -> No
     assert state(back, 2.0) == ACTIVE
 
 
+@pytest.mark.parametrize(("accusers", "broken", "after"), [("bc", True, OFFLINE), ("b", True, SUSPECT), ("bc", False, SUSPECT)])
+def test_an_ended_stream_and_broken_connections_of_several_neighbours_are_a_loss_at_once(
+    accusers: str, broken: bool, after: int
+) -> None:
+    """Also of a machine that tells no address, which nobody can probe: what ends all its connections together is the end of its processes."""
+    inventory = living(A, B, C)
+    watch(inventory, 1.0)
+    for name in accusers:
+        inventory.beat(40 * name, 1.0, beat(accuses=A, broken=broken), 2.0)
+    assert state(inventory, 1.0) == ACTIVE, "its own stream goes on"
+    inventory.detached(A, 1.1, "reset")
+    assert state(inventory, 1.1) == after
+
+
 def test_a_second_stream_keeps_the_node() -> None:
     inventory = living(A)
     inventory.attached(A, 1.0)
@@ -74,11 +88,11 @@ def test_a_second_stream_keeps_the_node() -> None:
     assert state(inventory, 2.5) == ACTIVE
 
 
-def test_a_dead_worker_is_a_loss_by_its_daemons_word() -> None:
+def test_a_dead_worker_is_a_loss_at_once_by_its_daemons_word() -> None:
+    """Its state is gone, however soon another worker comes: siblings would wait for what it owed."""
     inventory = living(A)
     inventory.beat(A, 1.0, beat(alive=False), 2.0)
-    assert state(inventory, 1.5) == SUSPECT
-    assert state(inventory, 2.1) == OFFLINE
+    assert state(inventory, 1.0) == OFFLINE
     inventory.beat(A, 3.0, beat(), 2.0)
     assert state(inventory, 3.0) == ACTIVE
 
