@@ -19,6 +19,7 @@ from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, Una
 from dcnr.ids import check_name, digest_of
 from dcnr.ports import ObjectStore
 from dcnr.v1 import model_pb2
+from orchestrator.called_off import CalledOff
 from orchestrator.documents import open_end
 from orchestrator.jobs import JobRecord
 from orchestrator.looks import Looks
@@ -63,6 +64,8 @@ class JobBook:
         self._listed: frozenset[str] = frozenset()
         self._ended_by_removed: dict[str, str] = {}
         self._needed, self._num_back = "", 0
+        self._called_off = CalledOff(model, store, policy)
+        """Outlives what is read anew."""
         self._reading, self._looks = asyncio.Lock(), Looks(lambda: self._read("", counts=False), LOOK_S)
 
     @property
@@ -90,7 +93,7 @@ class JobBook:
     async def refresh(self, needed: str = "", num_back: int = 0) -> None:
         """Lists the jobs to the last one and reads what is new; ``needed``, the active one, is tried in every look. Raises Unavailable where the store as a
         whole does not answer; what of single jobs it does not give is in `unread`. ``num_back``: how often the store went back. With each time everything is
-        read anew: jobs and ends that it has no more are none.
+        read anew: jobs and ends that it has no more are none. What called a job off is stored again.
         """
         if num_back != self._num_back:
             async with self._reading:  # no look that began before puts anything back
@@ -178,8 +181,10 @@ class JobBook:
             record = await self._read_request(job_id, found["request"], counts)
             if record is None:
                 return
-        if record.cancel_reason is None and "cancel" in found:
-            record = replace(record, cancel_reason=await self._read_cancel(job_id))
+        if "cancel" not in found and end is None:
+            await self._called_off.repeat(job_id, record.request_digest)
+        elif "cancel" in found and record.cancel_reason is None:
+            record = replace(record, cancel_reason=await self._called_off.read(job_id, record.request_digest))
         said = record.pause.number if record.pause is not None else 0
         if end is None and (newer := [one for kind in found if (one := number_in(kind) or 0) > said]):
             newest = await newest_pause(self._store, self._policy(), self._model, job_id, newer)
@@ -266,14 +271,6 @@ class JobBook:
     def _may_appear(self, job_id: str) -> bool:
         self._missing[job_id] = self._missing.get(job_id, 0) + 1
         return self._missing[job_id] < MISSING_LOOKS
-
-    async def _read_cancel(self, job_id: str) -> str | None:
-        try:
-            stored = await self._store.get(keys.job_cancel(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
-            cancel = self._policy().read_cancel(parse_envelope(stored.data))
-            return (cancel.reason or "called off") if (cancel.model, cancel.job_id) == (self._model, job_id) else None
-        except (Corrupt, Refused, InvalidInput, NotFound):
-            return None
 
 
 def _bad_name(job_id: str) -> bool:

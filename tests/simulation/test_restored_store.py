@@ -9,8 +9,9 @@ import pytest
 
 from dataservice import keys
 from dcnr.v1 import model_pb2
+from orchestrator.called_off import CalledOff
 from orchestrator.ends import Ends
-from simulation.control_identity import MODEL
+from simulation.control_identity import MODEL, job_cancel
 from simulation.control_knobs import ControlKnobs, restored_knobs
 from simulation.control_world import ControlWorld
 from tests.simulation import control_planted as planted
@@ -83,3 +84,40 @@ def test_an_end_that_is_written_into_a_store_that_has_just_gone_back_holds_and_n
     ended = world.checkers._decided["job-0"]
     assert (ended.state, ended.manifest_digest) == (model_pb2.JOB_STATE_COMPLETED, lost[0])
     assert world.checkers._decided.keys() == {"job-0", "job-1", "job-2"}
+
+
+def stays_called_off() -> ControlWorld:
+    """A job that learns is called off and ends, and the store goes back to before that: whoever follows it reads all jobs anew."""
+    knobs = ControlKnobs(**{**CALM, "jobs": 1, "num_orchestrators": 1}, vnodes_per_node=3, jobs_every_s=(1.0, 1.0), faults_s=60.0)
+    story = Story(world := ControlWorld(5, knobs))
+    copies = list[dict[str, bytes]]()
+
+    def call_off() -> None:
+        copies.append(world.store.store.dump())
+        world.store.store.rewind(keys.job_cancel(MODEL, "job-0"), job_cancel(world.community, "job-0"))
+        for shell in world.honest():
+            shell.runtime.refresh_jobs.fire()
+
+    def go_back() -> None:
+        world.faults._all_may_move()
+        world.store.store.restore(copies.pop())
+
+    story.when(lambda: story.learned("v0") > 5, call_off)
+    story.when(lambda: world.store.store.peek(keys.job_end(MODEL, "job-0")) is not None, go_back)
+    story.run()
+    assert world.checkers.backups.num_back == 1
+    return world
+
+
+def test_a_job_that_was_called_off_stays_so_though_the_store_has_lost_that() -> None:
+    world = stays_called_off()
+    assert world.checkers._decided["job-0"].state == model_pb2.JOB_STATE_CANCELLED
+    assert world.store.store.peek(keys.job_cancel(MODEL, "job-0")) is not None
+
+
+def test_where_nobody_said_it_again_the_job_would_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(self: CalledOff, job_id: str, request_digest: str) -> None:
+        """What it did before."""
+
+    monkeypatch.setattr(CalledOff, "repeat", nothing)
+    assert stays_called_off().checkers._decided["job-0"].state == model_pb2.JOB_STATE_COMPLETED

@@ -101,6 +101,11 @@ class Shelf:
         made = sealed(identity_pb2.DOMAIN_JOB_END, model_pb2.JobEnd(outcome=outcome), signer)
         self.store.rewind(keys.job_end("m", job_id), made.data)
 
+    def call_off(self, job_id: str, signer: NodeKey = ALICE) -> None:
+        cancel = model_pb2.JobCancel(network_id=FIRST.network_id, model="m", job_id=job_id, reason="enough")
+        data = seal(identity_pb2.DOMAIN_JOB_CANCEL, cancel, signer).SerializeToString(deterministic=True)
+        self.store.rewind(keys.job_cancel("m", job_id), data)
+
     def kept(self) -> frozenset[str]:
         """States that no sweep takes now."""
         view = ModelView("m", model_pb2.Head(), b"")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from test_jobbook import FIRST, HOLDER, Clock, Shelf
 
 from dataservice import keys
@@ -123,3 +124,53 @@ def test_an_active_job_that_was_read_once_goes_on_without_its_request() -> None:
     for _ in range(2 * MISSING_LOOKS):
         asyncio.run(shelf.book.refresh("active"))
     assert not shelf.book.records["active"].problem
+
+
+@pytest.mark.parametrize("num_back", [0, 1])
+def test_a_cancellation_that_the_store_lost_is_stored_again_by_whoever_has_read_it(num_back: int) -> None:
+    """Its maintainers were told that it is recorded: the job would run on, or once more, and nobody would call it off again."""
+    shelf = Shelf()
+    shelf.submit("off", begins_with=shelf.manifest(1, HOLDER))
+    shelf.call_off("off")
+    shelf.refresh()
+    said = shelf.store.peek(key := keys.job_cancel("m", "off"))
+    shelf.end("off")
+    shelf.refresh()
+    for lost in (key, keys.job_end("m", "off")):
+        shelf.store.rewind(lost, None)
+    shelf.damage(key)
+    asyncio.run(shelf.book.refresh(num_back=num_back))
+    assert "off" in shelf.book.records, "a store that takes nothing keeps nobody from reading it"
+    shelf.damaged.keys.clear()
+    for _ in range(MISSING_LOOKS + 1):
+        asyncio.run(shelf.book.refresh(num_back=num_back))
+    assert shelf.store.peek(key) == said
+    assert shelf.book.records["off"].cancel_reason == "enough"
+    assert shelf.activated() == ""
+
+
+def test_a_cancellation_is_stored_again_for_the_request_that_it_was_of() -> None:
+    shelf = Shelf()
+    for job_id in ("new", "old"):
+        shelf.submit(job_id)
+        shelf.call_off(job_id)
+    shelf.refresh()
+    for job_id in ("new", "old"):
+        shelf.store.rewind(keys.job_cancel("m", job_id), None)
+    shelf.submit("new")
+    asyncio.run(shelf.book.refresh(num_back=1))
+    assert shelf.store.peek(keys.job_cancel("m", "new")) is None, "another job of that name"
+    assert shelf.store.peek(keys.job_cancel("m", "old")) is not None
+
+
+def test_cancellations_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.called_off.MAX_KEPT", 2)
+    shelf = Shelf()
+    for job_id in ("a", "b", "c"):
+        shelf.submit(job_id)
+        shelf.call_off(job_id)
+    shelf.refresh()
+    for job_id in ("a", "b", "c"):
+        shelf.store.rewind(keys.job_cancel("m", job_id), None)
+    asyncio.run(shelf.book.refresh(num_back=1))
+    assert [shelf.store.peek(keys.job_cancel("m", job_id)) is not None for job_id in ("a", "b", "c")] == [False, True, True]
