@@ -64,7 +64,6 @@ from trust.network import NetworkPolicy
 NEWS_S = 0.05
 """News within this time goes out in one beat."""
 REFRESH_S = 1.0
-MEASURE_DISK_S = 10.0
 DRAINED_GRACE_S = 0.5
 """The worker says that it has handed over, or that its time is up, a moment later."""
 LAST_UPLOADS_S = 5.0
@@ -77,7 +76,7 @@ class Daemon:
 
     def __init__(
         self, settings: PNodeSettings, home: Home, *, key: NodeKey, network: InForce, machine: Machine, clock: Clock, rng: Random,
-        environment: Mapping[str, str], bootstrap: Sequence[str], registry: Registry, on_ready: Callable[[Daemon], None] = lambda daemon: None,
+        environment: Mapping[str, str], bootstrap: Sequence[str], registry: Registry, incarnation: int, on_ready: Callable[[Daemon], None] = lambda daemon: None,
         settings_shown: Sequence[local_pb2.Setting] = (), owner: identity_pb2.Envelope | None = None, worker: Start = WORKER,
     ) -> None:  # fmt: skip
         self._settings, self._home, self._key, self._network, self._start_worker = settings, home, key, network, worker
@@ -85,6 +84,7 @@ class Daemon:
         self._rule: Callable[[], AddressRule] = lambda: rule_of(network.policy.document)
         self._machine, self._clock, self._rng, self._environment, self._owner = machine, clock, rng, environment, owner
         self._bootstrap, self._on_ready, self._settings_shown, self._registry = bootstrap, on_ready, settings_shown, registry
+        self._incarnation = incarnation
         self._now = Condition(clock.monotonic(), settings.outbound_only)
         self._stop, self._news, self._drained = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._hand_over, self._gaps, self._pausing = True, Gaps(), Pausing(home.paused, clock)
@@ -194,7 +194,7 @@ class Daemon:
         self._shelf, self._budget = Shelf(home.snapshots), Budget(allowed)
         self._membership = Membership(
             key=self._key, network=self._network, kind=membership_pb2.NODE_KIND_PNODE, dialer=self._dialer, clock=self._clock, rng=self._rng,
-            cache_path=home.contacts, bootstrap=self._bootstrap, incarnation=home.next_incarnation(self._clock.wall()),
+            cache_path=home.contacts, bootstrap=self._bootstrap, incarnation=self._incarnation,
         )  # fmt: skip
         self._reaching = Reaching(Outside(
             lambda: advertised_host(settings, self._bootstrap, single_host=self._present().single_host), self._present().single_host, self._now,
@@ -367,18 +367,17 @@ class Daemon:
             self._streams.nudge()
 
     async def _watch(self) -> None:
-        """Keeps neighbours fresh; beside that, which may take long, keeps delegation and locations, and notices that this machine slept."""
+        """Keeps neighbours fresh; beside that, which may take long, measures the disk, keeps delegation and locations, and notices that this machine slept."""
         async with asyncio.TaskGroup() as beside:
             beside.create_task(self._woke_up())
             beside.create_task(self._delegated.run(lambda: self._duties.hosted))
+            beside.create_task(self._telling.disk(self._home.disk_bytes))
             while True:
-                self._now.disk_bytes = await asyncio.to_thread(self._home.disk_bytes)
-                for _ in range(int(MEASURE_DISK_S / REFRESH_S)):
-                    await asyncio.sleep(REFRESH_S)
-                    self._passing.review()
-                    if self._line.review() or self._duties.may_grow:
-                        self._group.create_task(self._duties.reconcile())
-                    await asyncio.gather(self._relaying.refresh(), self._neighbours.refresh())
+                await asyncio.sleep(REFRESH_S)
+                self._passing.review()
+                if self._line.review() or self._duties.may_grow:
+                    self._group.create_task(self._duties.reconcile())
+                await asyncio.gather(self._relaying.refresh(), self._neighbours.refresh())
 
     async def _woke_up(self) -> None:
         """Others may have taken a machine that slept for gone: it says that it is here, on new streams, and hears what it is still to do."""

@@ -14,6 +14,7 @@ from shlex import quote
 from typing import Final
 
 from dcnr.errors import InvalidInput, Refused, Unavailable
+from dcnr.ports import Clock
 from dcnr.rpc.dialer import Dialer
 from dcnr.settings import PNodeSettings
 from dcnr.system import SystemClock
@@ -22,6 +23,7 @@ from dcnr.v1 import identity_pb2, local_pb2
 from membership.bootstrap import listed
 from membership.discovery import discover
 from pnode.daemon import Daemon
+from pnode.disk import on_disk
 from pnode.home import Home
 from pnode.joining import Joining
 from pnode.lent import advertised_host, beyond
@@ -81,10 +83,13 @@ async def run_pnode(
             on_ready(daemon)
             begun.set()
 
+        incarnation = await _numbered(home, clock, stopped)
+        if incarnation is None:
+            return 0
         network = InForce(policy, partial(save_policy, home.network))
         daemon = Daemon(
             settings, home, key=key, network=network, machine=machine, clock=clock, rng=random.Random(secrets.randbits(64)),
-            environment=environment, bootstrap=bootstrap, registry=registry, owner=owner, on_ready=ready, settings_shown=settings_shown, worker=worker,
+            environment=environment, bootstrap=bootstrap, registry=registry, incarnation=incarnation, owner=owner, on_ready=ready, settings_shown=settings_shown, worker=worker,
         )  # fmt: skip
         _on_signal(lambda: daemon.request_stop(hand_over=True), daemon.hang_up)
         if stopped.is_set():  # in the turn in which the network was found
@@ -108,6 +113,16 @@ async def has_address(host: Callable[[], str], joining: Joining, socket: Path) -
         return await ask()
     except Unavailable:
         return bool(await joining.find(ask, socket))
+
+
+async def _numbered(home: Home, clock: Clock, stopped: asyncio.Event) -> int | None:
+    """This life's number, once the disk has it; None if it was stopped before. Raises Unavailable where the disk takes none."""
+    try:
+        return await on_disk(lambda: home.next_incarnation(clock.wall()), stopped)
+    except Unavailable:
+        if stopped.is_set():
+            return None
+        raise
 
 
 async def _run(daemon: Daemon, begun: asyncio.Event, tell: Callable[[str], None]) -> None:

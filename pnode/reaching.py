@@ -11,7 +11,9 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -69,6 +71,8 @@ class Reaching:
 
     def __init__(self, outside: Outside) -> None:
         self._outside, self._host = outside, outside.host()
+        self._names = ThreadPoolExecutor(max_workers=1, thread_name_prefix="own-names")
+        """Where this machine's own names are looked up: nothing that stands in the disk holds that up."""
         self._control, self._data = Port(), Port()
         self._control_port, self._directory = 0, ""
         self._due_s, self._tested_worker = 0.0, 0
@@ -144,7 +148,7 @@ class Reaching:
             self._data.forget()
             self._tested_worker = worker.incarnation
         looks = await self._looks(request)
-        where = Where(await _addresses_of(self._host), own_addresses())
+        where = Where(await self._addresses_of(self._host), own_addresses())
         outside, found_s = from_outside(looks), self._outside.clock.monotonic()
         changed = self._control.heard(verdict(meant(look, look.control, where) for look in outside), found_s)
         wait_s = self._control.next_s
@@ -161,8 +165,20 @@ class Reaching:
         """What others would be told; what they were told where there is no way out at the moment."""
         with contextlib.suppress(DcnrError, TimeoutError):
             async with asyncio.timeout(RESOLVE_S):
-                return await asyncio.to_thread(self._outside.host)  # it may look up a name
+                return await asyncio.get_running_loop().run_in_executor(self._names, self._outside.host)
         return self._host
+
+    async def _addresses_of(self, host: str) -> frozenset[str]:
+        """The IP addresses that a host has; none where that cannot be found out."""
+        if _is_ip(host):
+            return frozenset((str(ipaddress.ip_address(host)),))
+        look = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
+        try:
+            async with asyncio.timeout(RESOLVE_S):
+                found = await asyncio.get_running_loop().run_in_executor(self._names, look)
+        except (OSError, TimeoutError, UnicodeError):
+            return frozenset()
+        return frozenset(str(row[4][0]) for row in found)
 
     def _request(self) -> membership_pb2.ReachRequest:
         delegated = self._outside.delegated()
@@ -229,18 +245,6 @@ class Reaching:
 def _asked(port: int) -> int:
     """The port, if testers dial such ones."""
     return port if MIN_PORT <= port <= MAX_PORT else 0
-
-
-async def _addresses_of(host: str) -> frozenset[str]:
-    """The IP addresses that a host has; none where that cannot be found out."""
-    if _is_ip(host):
-        return frozenset((str(ipaddress.ip_address(host)),))
-    try:
-        async with asyncio.timeout(RESOLVE_S):
-            found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError, UnicodeError):
-        return frozenset()
-    return frozenset(str(row[4][0]) for row in found)
 
 
 def _is_ip(host: str) -> bool:

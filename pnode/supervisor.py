@@ -23,6 +23,7 @@ from dcnr.errors import Corrupt, DcnrError, Unavailable
 from dcnr.rpc.options import QUIET, VERBOSITY
 from dcnr.settings import TracingSettings
 from dcnr.v1 import local_pb2
+from pnode.disk import on_disk
 from pnode.pipe import LocalPipe
 
 FIRST_PAUSE_S = 0.5
@@ -237,6 +238,9 @@ class Supervisor:
         except OSError as error:
             ours.close()
             return f"the worker cannot be started: {error.strerror}"
+        except Unavailable as error:
+            ours.close()
+            return error.message
         finally:
             theirs.close()
         self._process = process
@@ -262,7 +266,8 @@ class Supervisor:
         if first is None or first.WhichOneof("kind") != "hello":
             return "the worker ended before it said hello"
         try:
-            self.worker = Worker(process.pid, await self._numbered(), first.hello, pipe)
+            number = await on_disk(self._next_incarnation, self._stopping)
+            self.worker = Worker(process.pid, number, first.hello, pipe)
             self.reason = ""
             await self._on_up(self.worker)
             while (message := await pipe.receive()) is not None:
@@ -270,20 +275,6 @@ class Supervisor:
         except DcnrError as error:  # a bad message, or a disk that takes no number: this worker ends, the daemon goes on
             return error.message
         return "the worker closed its end"
-
-    async def _numbered(self) -> int:
-        """The next incarnation, when the disk has it. Raises Unavailable (it takes none, or whoever is stopped does not wait until it does)."""
-        taken, stopped = (
-            asyncio.get_running_loop().run_in_executor(None, self._next_incarnation),
-            asyncio.ensure_future(self._stopping.wait()),
-        )
-        try:
-            await asyncio.wait((taken, stopped), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopped.cancel()
-        if not taken.done():
-            raise Unavailable("it is stopped while the disk stands still", code="disk_trouble")
-        return taken.result()
 
     async def _ended(self, process: WorkerProcess, why: str) -> str:
         """Waits for the end and says how it came about. One that has to be forced ended for ``why``, unless it was told to end."""
@@ -303,7 +294,8 @@ class Supervisor:
             return f"the worker was ended by signal {-code}"
         if not code:
             return why
-        self.last_words = _last_words(self._options.log_path)
+        with contextlib.suppress(Unavailable):
+            self.last_words = await on_disk(lambda: _last_words(self._options.log_path), self._stopping)
         return f"the worker ended with exit code {code}"
 
     async def _gone(self, process: WorkerProcess) -> None:
@@ -331,11 +323,16 @@ class Supervisor:
             "--trace-endpoint", options.tracing.endpoint, "--trace-share", str(options.tracing.share),
             *(word for source in options.components for word in ("--components", source)),
         ]  # fmt: skip
-        log = os.open(options.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = await on_disk(lambda: _opened(options.log_path), self._stopping, too_late=os.close)
         try:
             return await options.start(theirs, arguments, environment, log)
         finally:
             os.close(log)
+
+
+def _opened(log: Path) -> int:
+    """A descriptor that writes at its end. Raises OSError."""
+    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 async def _bounded(log: Path) -> None:

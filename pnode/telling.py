@@ -4,11 +4,13 @@ lent has the speed of the machine measured again where that is due.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from dcnr.client import Known
 from dcnr.ids import NodeId
@@ -31,6 +33,9 @@ from pnode.seat_duties import SeatDuties
 from pnode.speed import MeasuredSpeed
 from pnode.uploads import Uploads
 from trust.network import NetworkPolicy
+
+
+MEASURE_DISK_S: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -195,6 +200,12 @@ class Telling:
             local_pb2.Tested(tester=look.tester, host=look.host, control=look.control, data=look.data, age_s=max(0.0, now_s - look.at_s))
             for look in self.now.looks
         ]  # fmt: skip
+
+    async def disk(self, measured_bytes: Callable[[], int]) -> None:
+        """Keeps what the home takes of the disk up to date, until cancelled; beside all else, since the disk may stand still."""
+        while True:
+            self.now.disk_bytes = await asyncio.to_thread(measured_bytes)
+            await asyncio.sleep(MEASURE_DISK_S)
 
     def diary(self, path: Path) -> Diary:
         """The diary in that file, which hears of the same states as the owner."""

@@ -51,7 +51,7 @@ def test_a_pnode_on_ipv6_is_dialled_at_the_address_that_it_tells(tmp_path: Path)
         settings = replace(PNodeSettings(), listen_host=LOOPBACK, control_port=0, data_port=0, dht_port=0)
         daemon = Daemon(
             settings, home, key=key, network=InForce(policy), machine=MACHINE, clock=clock, rng=random.Random(1), environment={}, bootstrap=[],
-            registry=default_registry(), worker=SILENT, on_ready=lambda _: is_ready.set(),
+            registry=default_registry(), incarnation=1, worker=SILENT, on_ready=lambda _: is_ready.set(),
         )  # fmt: skip
         try:
             async with asyncio.TaskGroup() as group:

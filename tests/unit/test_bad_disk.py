@@ -264,7 +264,7 @@ def test_the_daemons_own_parts_live_on_and_its_owner_is_told_why(tmp_path: Path)
         home.open()
         daemon = Daemon(
             PNodeSettings(), home, key=NODE, network=InForce(POLICY), machine=Machine(2, 4 << 30, 4 << 30, 40 << 30, 10.0, "x86_64", "linux"),
-            clock=SystemClock(), rng=random.Random(1), environment={}, bootstrap=[], registry=default_registry(),
+            clock=SystemClock(), rng=random.Random(1), environment={}, bootstrap=[], registry=default_registry(), incarnation=1,
         )  # fmt: skip
         try:
             async with asyncio.TaskGroup() as group:

@@ -53,7 +53,7 @@ def saying(*messages: local_pb2.FromWorker) -> tuple[str, str]:
 def made(home: Home, ready: asyncio.Event, worker: tuple[str, str]) -> Daemon:
     return Daemon(
         PNodeSettings(), home, key=NODE, network=InForce(POLICY), machine=Machine(2, 4 << 30, 4 << 30, 40 << 30, 10.0, "x86_64", "linux"),
-        clock=SystemClock(), rng=random.Random(1), environment={}, bootstrap=[], registry=default_registry(), worker=executed(*worker),
+        clock=SystemClock(), rng=random.Random(1), environment={}, bootstrap=[], registry=default_registry(), incarnation=1, worker=executed(*worker),
         on_ready=lambda _: ready.set(),
     )  # fmt: skip
 

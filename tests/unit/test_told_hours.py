@@ -58,7 +58,7 @@ def test_greetings_beats_and_adverts_hold_no_figure_of_the_diary(tmp_path: Path)
         home.diary.write_text(json.dumps(table))
         daemon = Daemon(
             PNodeSettings(), home, key=KEY, network=InForce(policy), machine=MACHINE, clock=clock, rng=random.Random(1), environment={}, bootstrap=[],
-            registry=default_registry(),
+            registry=default_registry(), incarnation=1,
         )  # fmt: skip
         async with asyncio.TaskGroup() as group:
             daemon._wire(group)

@@ -90,7 +90,7 @@ class Watched:
         )
         daemon = self.daemon = Daemon(
             PNodeSettings(), self._home, key=KEY, network=InForce(policy), machine=MACHINE, clock=self.clock, rng=random.Random(1), environment={},
-            bootstrap=[], registry=default_registry(),
+            bootstrap=[], registry=default_registry(), incarnation=1,
         )  # fmt: skip
         directory: Any = self.directory
         daemon._membership._publisher._directory = directory
