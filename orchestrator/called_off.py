@@ -1,4 +1,4 @@
-"""Cancellations of one model's jobs as the store has them, kept by whoever has read one: a store that goes back may lose it, and maintainers do not say it twice.
+"""Cancellations of one model's jobs as the store has them, kept by whoever has read one: a store that goes back may lose it, and maintainers say it once.
 
 It is stored again for the very request that it called off; a job of the same name that is asked for anew is another one.
 """

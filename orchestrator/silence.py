@@ -1,9 +1,9 @@
 """When a PNode counts as silent, suspect or gone: one function of what is known of it and the time, and when to look again. Pure.
 
-A worker that its own daemon calls dead is a loss at once: its state is gone, and while nobody is told the siblings of its replicas learn nothing of what those
-owed. Silence alone takes `limits.SILENT_BEATS` told intervals. Two witnesses of different kinds are as good sooner: an ended stream with a failed probe
-since, or with several neighbours' word that their connections broke; a missed beat with a neighbour's evidence and our own failed probe; a little over two intervals with a failed probe; two intervals with several
-neighbours' word that their connections broke. A failed probe is a witness only of an address that answered before.
+A worker that its own daemon calls dead is a loss at once: its state is gone, and until somebody is told the siblings of its replicas learn nothing of what
+those owed. Silence alone takes `limits.SILENT_BEATS` told intervals. Two witnesses of different kinds are as good sooner: an ended stream with a failed
+probe since, or with several neighbours' word that their connections broke; a missed beat with a neighbour's evidence and our own failed probe; a little
+over two intervals with a failed probe; two intervals with several neighbours' word. A failed probe is a witness only of an address that answered before.
 """
 
 from __future__ import annotations

@@ -76,8 +76,9 @@ class Daemon:
 
     def __init__(
         self, settings: PNodeSettings, home: Home, *, key: NodeKey, network: InForce, machine: Machine, clock: Clock, rng: Random,
-        environment: Mapping[str, str], bootstrap: Sequence[str], registry: Registry, incarnation: int, on_ready: Callable[[Daemon], None] = lambda daemon: None,
-        settings_shown: Sequence[local_pb2.Setting] = (), owner: identity_pb2.Envelope | None = None, worker: Start = WORKER,
+        environment: Mapping[str, str], bootstrap: Sequence[str], registry: Registry, incarnation: int,
+        on_ready: Callable[[Daemon], None] = lambda daemon: None, settings_shown: Sequence[local_pb2.Setting] = (),
+        owner: identity_pb2.Envelope | None = None, worker: Start = WORKER,
     ) -> None:  # fmt: skip
         self._settings, self._home, self._key, self._network, self._start_worker = settings, home, key, network, worker
         self._present: Callable[[], NetworkPolicy] = lambda: network.policy

@@ -89,7 +89,8 @@ async def run_pnode(
         network = InForce(policy, partial(save_policy, home.network))
         daemon = Daemon(
             settings, home, key=key, network=network, machine=machine, clock=clock, rng=random.Random(secrets.randbits(64)),
-            environment=environment, bootstrap=bootstrap, registry=registry, incarnation=incarnation, owner=owner, on_ready=ready, settings_shown=settings_shown, worker=worker,
+            environment=environment, bootstrap=bootstrap, registry=registry, incarnation=incarnation, owner=owner, on_ready=ready,
+            settings_shown=settings_shown, worker=worker,
         )  # fmt: skip
         _on_signal(lambda: daemon.request_stop(hand_over=True), daemon.hang_up)
         if stopped.is_set():  # in the turn in which the network was found

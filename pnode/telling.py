@@ -34,7 +34,6 @@ from pnode.speed import MeasuredSpeed
 from pnode.uploads import Uploads
 from trust.network import NetworkPolicy
 
-
 MEASURE_DISK_S: Final = 10.0
 
 
