@@ -28,6 +28,8 @@ PUT, GET = frozenset({"PUT"}), frozenset({"GET"})
 STATES = f"models/{MODEL}/state/"
 HEAD = keys.head(MODEL)
 LONG_S = 240.0
+TEMPO = 4.0
+"""Batches per second of jobs that must last as long as their trouble: they need not compute all the while."""
 MOST_WORDS = 3
 """Events of one trouble at one PNode: it may show in as many ways (a grant, an upload, a record)."""
 TEN_MINUTES_S = 600.0
@@ -102,8 +104,8 @@ AWAY: dict[str, Callable[[], list[Trouble]]] = {
 
 @pytest.mark.parametrize("kind", sorted(AWAY))
 def test_a_store_that_is_away_costs_no_work_and_is_told_once(rig: Rig, proxy: StoreProxy, kind: str) -> None:
-    passes = 10
-    job_id = rig.submit(f"away-{kind}", passes=passes)
+    passes = 3
+    job_id = rig.submit(f"away-{kind}", passes=passes, batches_per_s=TEMPO)
     rig.learning(job_id, 10, LONG_S)
     orchestrators, pnodes = Log(rig.network.orchestrators), Log(rig.network.pnodes)
     for trouble in AWAY[kind]():
@@ -182,8 +184,8 @@ def test_a_job_handed_in_while_the_store_is_slow_is_lost_by_nobody(rig: Rig, pro
 
 
 def test_every_answer_to_a_write_of_the_head_is_lived_with(rig: Rig, proxy: StoreProxy) -> None:
-    passes = 8
-    job_id = rig.submit("head", passes=passes)
+    passes = 3
+    job_id = rig.submit("head", passes=passes, batches_per_s=TEMPO)
     rig.learning(job_id, 5, LONG_S)
     for trouble in (
         Trouble(Fault.REFUSE, PUT, HEAD, 3, status=409, word="ConditionalRequestConflict"),
@@ -202,8 +204,8 @@ def test_every_answer_to_a_write_of_the_head_is_lived_with(rig: Rig, proxy: Stor
 
 def test_uploads_and_restores_that_break_off_are_made_again(rig: Rig, proxy: StoreProxy) -> None:
     """Nothing of a torn upload is ever named: every named state has its digest."""
-    passes = 12
-    job_id = rig.submit("torn", passes=passes)  # hands in states as well: those break off for nobody
+    passes = 2
+    job_id = rig.submit("torn", passes=passes, batches_per_s=TEMPO)  # hands in states as well: those break off for nobody
     torn = proxy.meet(Trouble(Fault.CUT, PUT, STATES, 4, num_bytes=100))
     lost = proxy.meet(Trouble(Fault.LOSE_ANSWER, PUT, STATES, 2))
     rig.until(lambda: torn.met == torn.times and lost.met == lost.times, "uploads broke off", LONG_S)
@@ -212,8 +214,8 @@ def test_uploads_and_restores_that_break_off_are_made_again(rig: Rig, proxy: Sto
 
 
 def test_a_full_store_is_told_with_its_remedy(rig: Rig, proxy: StoreProxy) -> None:
-    passes = 8
-    job_id = rig.submit("full", passes=passes)
+    passes = 3
+    job_id = rig.submit("full", passes=passes, batches_per_s=TEMPO)
     rig.learning(job_id, 5, LONG_S)
     pnodes, orchestrators = Log(rig.network.pnodes), Log(rig.network.orchestrators)
     proxy.meet(Trouble(Fault.REFUSE, PUT, STATES, status=507, word="InsufficientStorage"))
@@ -233,22 +235,22 @@ def test_a_full_store_is_told_with_its_remedy(rig: Rig, proxy: StoreProxy) -> No
 
 def test_a_later_job_goes_on_from_a_completed_manifest(rig: Rig) -> None:
     """Other passes, another graph digest, another number of batches: the weights go on, the numbers start anew."""
-    first = rig.ended(rig.submit("first", passes=2), LONG_S).outcome
+    first = rig.ended(rig.submit("first", passes=1), LONG_S).outcome
     states = {entry.vnode: entry.working[0].digest for entry in manifest_of(rig, first.manifest_digest).entries}
-    job_id = rig.submit("second", passes=3, from_manifest=first.manifest_digest)  # type: ignore[arg-type]
-    finished(rig, job_id, 3)
+    job_id = rig.submit("second", passes=2, from_manifest=first.manifest_digest)  # type: ignore[arg-type]
+    finished(rig, job_id, 2)
     outcome = rig.job(job_id).outcome
     second = manifest_of(rig, outcome.manifest_digest)
     assert all(entry.working[0].job_id == job_id for entry in second.entries)
     assert {entry.vnode: entry.working[0].digest for entry in second.entries} != states
     losses = [{item.vnode: item.sum_loss / item.count for item in one.exits if item.split == "test"} for one in (first, outcome)]
     assert losses[1]["a"] < losses[0]["a"], "it goes on where the first one ended"
-    third = rig.submit("third", passes=2, from_manifest=outcome.manifest_digest)  # type: ignore[arg-type]
-    finished(rig, third, 2)
+    third = rig.submit("third", passes=1, from_manifest=outcome.manifest_digest)  # type: ignore[arg-type]
+    finished(rig, third, 1)
 
 
 def test_a_job_does_not_go_on_from_states_of_other_shapes(rig: Rig) -> None:
-    first = rig.ended(rig.submit("first", passes=2), LONG_S).outcome
+    first = rig.ended(rig.submit("first", passes=1), LONG_S).outcome
     graph = rig.graph(2)
     graph.vnodes[1].optimizer.name = "adamw"
     options = JobOptions(idempotency_key="other", unit_batches=8, from_manifest=first.manifest_digest)
