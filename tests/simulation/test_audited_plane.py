@@ -46,7 +46,7 @@ BREAKING: dict[str, Any] = {
 
 
 def test_states_that_nobody_can_learn_from_are_traced_back_and_jobs_end_well() -> None:
-    found = world(21, **BREAKING).run()
+    found = world(2, **BREAKING).run()
     assert found.num_late > 0
 
 
