@@ -5,6 +5,9 @@ steps is thinner. Each interval is replayed by auditors on four machines: this o
 `benchmarks.tolerances.MACHINES`, to the first fault, as auditors do. What they say goes to the audit desk of the orchestrator (`decided`), whose
 verdict counts: an interval is detected where it does not stay in the model, because it failed, which puts its PNode into quarantine, or because enough
 doubted it, which takes it back and blames nobody.
+
+Whoever scales gradients that are clipped in every step cheats nobody: the scale is undone there. So an interval counts as cheated only where what it claims is
+further from what an honest worker of the same machine claims than rounding leads (`changes_nothing`); where it is not, another seed is drawn.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import torch
 from benchmarks.result import Options, Result, Row, Target
 from benchmarks.tolerance_cases import REGISTRY, Case
 from benchmarks.tolerance_machine import load, save
-from benchmarks.tolerances import MACHINES, rows_of
+from benchmarks.tolerances import FLOOR, LOOSE, MACHINES, rows_of
 from dcnr.errors import InvariantBroken
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
@@ -40,12 +43,15 @@ from trust.ledger import Interval, Ledger, Verdict
 from trust.overturned import Finding
 from trust.separation import Party, Separation
 from trust.standing import State
+from vnode.checks import residuals
 from vnode.checks.claims import Claim
 from vnode.checks.plan import StageChecks, checks_of_stage
 from vnode.checks.replay import replay
 from vnode.checks.torch_record import as_array, record
 from vnode.checks.torch_sides import TwoSidedCompute
 from vnode.checks.torch_sketch import Sketch
+from vnode.state import parse
+from vnode.torch_compute import TorchCompute
 from vnode.torch_stage import schema_of
 
 NUM_STEPS: Final = 16
@@ -55,6 +61,12 @@ LONG_SEED: Final = 0
 """With this seed the stages of `LONG` learn so many besides."""
 LONG: Final = ("linear_block", "conv_block", "transformer_block")
 HERE: Final = "as it is, 1 thread"
+NUM_REDRAWS: Final = 8
+"""At most so many seeds instead of one. A cheat that changes nothing with any of them is counted with the last."""
+REDRAWN: Final = 1_000
+"""From one of these seeds to the next: none of them is another interval's."""
+REDRAWS: Final = "redraws.json"
+"""Beside the claims: how often each was drawn again."""
 NUM_AUDITORS: Final = 8
 """Independent PNodes that are free to audit, two on each machine."""
 STAGES: Final[tuple[tuple[str, Config, tuple[int, ...], float], ...]] = (
@@ -85,17 +97,19 @@ def run(options: Options) -> Result:
     result = Result("detection", "Cheats that audits see", settings)
     claims = options.scratch / "claims"
     claims.mkdir(parents=True, exist_ok=True)
-    cheats = list(_cheats(options.rounds, quick=options.quick))
-    for number, (case, behaviour, codec) in enumerate(cheats):
-        claim, sketch = _claimed(case, behaviour, codec)
-        steps = len(claim.steps)
+    honest: dict[str, Claim] = {}
+    redraws: list[int] = []
+    for number, (wanted, behaviour, codec) in enumerate(_cheats(options.rounds, quick=options.quick)):
+        case, claim = drawn(wanted, behaviour, codec, honest)
+        redraws.append((case.seed - wanted.seed) // REDRAWN)
         save(claims / str(number), replace(claim, steps=tuple(replace(step, maps={}) for step in claim.steps)))
         result.rounds.append(
             {
-                "case": f"{case.name}, {case.optimizer}", "behaviour": behaviour.name, "seed": case.seed, "codec": codec, "steps": steps,
-                "replay": [_replayed(case, claim, to_the_end=True)], "sketch": sketch,
+                "case": f"{case.name}, {case.optimizer}", "behaviour": behaviour.name, "seed": wanted.seed, "redraws": redraws[-1], "codec": codec,
+                "steps": len(claim.steps), "replay": [_replayed(case, claim, to_the_end=True)], "sketch": _seen_by_sketch(case, claim),
             }
         )  # fmt: skip
+    (claims / REDRAWS).write_text(json.dumps(redraws))
     for name in names:
         environment, threads = MACHINES[name]
         words = [str(claims), str(options.rounds), str(threads), *(["quick"] if options.quick else [])]
@@ -122,15 +136,50 @@ def _num_steps(case: Case) -> int:
     return LONG_STEPS if case.num_steps == LONG_STEPS else NUM_STEPS
 
 
-def _claimed(case: Case, behaviour: Behaviour, codec: str) -> tuple[Claim, float | None]:
-    """What the cheat says that it did, and what a sketch makes of that, where the stage has what it needs."""
+def drawn(wanted: Case, behaviour: Behaviour, codec: str, honest: dict[str, Claim]) -> tuple[Case, Claim]:
+    """What the cheat says that it did, with the first seed with which it did something else than learn; ``honest``: the last claims of honest workers, of
+    use for all twelve ways to cheat.
+    """
+    for redraws in range(NUM_REDRAWS + 1):
+        case = _redrawn(wanted, redraws)
+        claim = _recorded(case, behaviour, codec, checks_of_stage(case.stage(), REGISTRY), _num_steps(case))
+        num_steps = len(claim.steps)
+        if (name := f"{case} {num_steps}") not in honest:
+            honest.clear()
+            compute = TorchCompute(case.stage(), REGISTRY, num_batches=case.num_steps, seed=case.seed)
+            honest[name] = record(compute, case.first(), case.entries(num_steps))
+        if not changes_nothing(case, claim, honest[name]):
+            break
+    return case, claim
+
+
+def _redrawn(case: Case, redraws: int) -> Case:
+    return replace(case, seed=case.seed + redraws * REDRAWN)
+
+
+def changes_nothing(case: Case, claim: Claim, honest: Claim) -> bool:
+    """Whether an honest worker of the same machine sends the same and ends in the same state, but for as much as honest machines are taken to part by
+    (`benchmarks.tolerances.FLOOR`, of what the steps move). Where a weight without a gradient wandered to is no harm.
+    """
+    for claimed, found in zip(claim.steps, honest.steps, strict=True):
+        if residuals.loss_residual(claimed.loss, found.loss) > FLOOR:
+            return False
+        pairs = zip(claimed.sent, found.sent, strict=True)
+        if any(residuals.output_residual(sent, mine, codec) > FLOOR for (sent, codec), (mine, _) in pairs):
+            return False
+    last, schema = len(claim.steps), schema_of(case.stage(), REGISTRY)
+    first, theirs, mine = (parse(state, schema)[1] for state in (honest.states[0], claim.states[last], honest.states[last]))
+    return all(item.residual <= FLOOR for item in residuals.state_residuals(first, theirs, mine, last) if item.part != LOOSE)
+
+
+def _seen_by_sketch(case: Case, claim: Claim) -> float | None:
+    """What a sketch makes of it, where the stage has what that needs."""
     stage = case.stage()
     checks = checks_of_stage(stage, REGISTRY)
-    claim = _recorded(case, behaviour, codec, checks, _num_steps(case))
     if not checks.maps:
-        return claim, None
+        return None
     sketch = Sketch(stage, REGISTRY, checks, secret=f"secret {case.seed}".encode(), num_batches=case.num_steps, seed=case.seed)
-    return claim, _ratio(judge(sketch.check(claim, checks.sketch()), to_the_end=True))
+    return _ratio(judge(sketch.check(claim, checks.sketch()), to_the_end=True))
 
 
 def _recorded(case: Case, behaviour: Behaviour, codec: str, checks: StageChecks, num_steps: int) -> Claim:
@@ -216,7 +265,13 @@ def conclude(result: Result) -> None:
             "sketch_caught": _sketched(rows), "sketch_faintest_ratio": min(row["sketch"] for row in rows if row["sketch"] is not None),
         }  # fmt: skip
     num, stay = len(result.rounds), _share(result.rounds, Verdict.PASSED)
-    result.ratios = {"intervals": num, "detected": round(1.0 - stay, 4), "failed": _share(result.rounds, Verdict.FAILED)}
+    redraws = sum(row.get("redraws", 0) for row in result.rounds)
+    result.ratios = {
+        "intervals": num,
+        "redraws": redraws,
+        "detected": round(1.0 - stay, 4),
+        "failed": _share(result.rounds, Verdict.FAILED),
+    }
     wanted = 0 if result.settings["seeds"] < 20 else 500
     fewest = min(row["seeds_of_which_nothing_stays"] for row in result.medians.values())
     text = [row for row in result.rounds if row["case"].startswith(TEXT)]
@@ -233,7 +288,8 @@ def conclude(result: Result) -> None:
         "Ratios are worst residuals in units of their tolerance: up to 1 an auditor passes an interval, up to 2 it doubts it, above it "
         "accuses. Cells are shares and minima, not medians. `failed`: the verifier measured the fault as well, and the PNode is quarantined; `taken_back`: "
         "three auditors and the verifier doubted, so that the batches are learned again and nobody is blamed. `one_percent_more` with AdamW changes no "
-        "weights, since each step is divided by the size of the gradients; what is seen of it is what the optimiser keeps."
+        "weights, since each step is divided by the size of the gradients; what is seen of it is what the optimiser keeps. "
+        f"Drawn again, because the cheat changed nothing but last bits of what an honest worker claims: {redraws} (gradients that are scaled and then clipped)."
     ]
 
 
@@ -266,7 +322,9 @@ def main(arguments: list[str]) -> None:
     """``DIRECTORY ROUNDS THREADS [quick]``: replays the claims of all cheats, a row a line as JSON."""
     directory, rounds, threads = arguments[:3]
     torch.set_num_threads(int(threads))
-    for number, (case, _, codec) in enumerate(_cheats(int(rounds), quick="quick" in arguments)):
+    redraws = json.loads((Path(directory) / REDRAWS).read_text())
+    for number, (wanted, _, codec) in enumerate(_cheats(int(rounds), quick="quick" in arguments)):
+        case = _redrawn(wanted, redraws[number])
         claim = load(Path(directory) / str(number), case, codec)
         print(json.dumps({"replay": _replayed(case, claim)}), flush=True)
 
