@@ -362,7 +362,7 @@ def test_whoever_makes_every_span_hard_to_explain_makes_nobody_compute_more_than
     compute = Counting(POOLED, REGISTRY, num_batches=NUM_BATCHES, seed=0)
     found = list(replay(compute, SCHEMA, claim, checks_of_stage(POOLED, REGISTRY).replay(), as_array=as_array))
     assert {item.step for item in found if item.is_over} == set(range(7, NUM_BATCHES, 8)), "or nothing is searched for"
-    assert 2 * NUM_BATCHES < compute.num_learned <= 4 * NUM_BATCHES
+    assert 2 * NUM_BATCHES < compute.num_learned <= 6 * NUM_BATCHES
 
 
 def test_a_gross_cheat_is_seen_at_the_price_of_a_few_steps() -> None:

@@ -6,7 +6,7 @@ Torch-free: the maths is behind `vnode.compute.Compute`. Comparisons come as the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,6 +18,7 @@ from trust.comparison import Comparison
 from vnode.checks import residuals
 from vnode.checks.claims import Claim, ClaimedStep, Displacement, Taken
 from vnode.checks.sides import Budget, Ran, Run, Sides, TwoSided, explaining
+from vnode.checks.steadiness import doubted, has_led_elsewhere, may_have_grown, shaken
 from vnode.checks.tolerances import Tolerances
 from vnode.compute import Compute, Tensor
 from vnode.merging import counts_of
@@ -33,6 +34,9 @@ def replay(
     A ``compute`` that is `vnode.checks.sides.TwoSided` does not take its own last bits for the only ones: what is over a tolerance is computed again
     with values next to a kink on their other side, and passes where that explains it. That takes at most `vnode.checks.sides.searched_steps` more steps,
     whatever is claimed.
+
+    A span with a fault is run once more from last bits that are moved, and where these lead elsewhere on this machine as well its faults are doubts
+    (`vnode.checks.steadiness`): each span takes at most two runs more for that.
 
     Raises Corrupt where the claim's form does not hold, a state is none of this stage and job, or its states are further apart than the tolerances
     reach, and RemoteFault for inputs that the stage cannot take: who is to blame for these is decided by whoever built the claim.
@@ -57,6 +61,8 @@ class _Replay:
         self._tolerances, self._as_array = tolerances, as_array
         self._has_bulk = "bulk" in tolerances.by_part
         self._budget = Budget(len(claim.steps))
+        self._sides: Sides = frozenset()
+        """That were taken in the span that is compared."""
 
     def run(self) -> Iterator[Comparison | None]:
         claim, last = self._claim, len(self._claim.steps)
@@ -64,7 +70,7 @@ class _Replay:
         for start, end in pairwise(sorted({*claim.states, *claim.anchored, last})):
             if end - start > self._tolerances.span_steps:
                 raise Corrupt(f"{end - start} entries between two states, not {self._tolerances.span_steps}", code="bad_claim")
-            first, info = self._arrays(base), (yield from self._either_side(start, end, base))
+            first, info = self._arrays(base), (yield from self._steady(start, end, base))
             if info is None:
                 return
             if end in claim.states or not _num_learned(claim.steps[start:end]):
@@ -72,9 +78,57 @@ class _Replay:
             elif end in claim.anchored:
                 base = yield from self._merged(end, self._compute.snapshot(info), first=first, num_steps=end - start)
 
+    def _steady(self, start: int, end: int, base: bytes) -> Generator[Comparison | None, None, StateInfo | None]:
+        """A span. Where last bits lead elsewhere in it, its faults are doubts, but for those of its first steps."""
+        span, told, faults = self._either_side(start, end, base), list[Comparison](), list[Comparison]()
+        while True:
+            try:
+                comparison = next(span)
+            except StopIteration as ended:
+                info: StateInfo | None = ended.value
+                break
+            if comparison is not None:
+                told.append(comparison)
+            if comparison is not None and (faults or may_have_grown(comparison, start)):
+                faults.append(comparison)
+                comparison = None
+            yield comparison
+        if not faults:
+            return info
+        is_steady = yield from self._holds(told, start, end, base)
+        yield from faults if is_steady else map(doubted, faults)
+        if end not in self._claim.states and end in self._claim.anchored:  # which begins with what lies in this machine now
+            info = yield from self._again(len(told), start, end, base)
+        return info
+
+    def _holds(self, told: Sequence[Comparison], start: int, end: int, base: bytes) -> Generator[None, None, bool]:
+        """Whether a span comes to what was told of it from other last bits as well."""
+        for mine, other in zip(told, self._taking(start, end, shaken(base, self._schema)), strict=False):
+            if has_led_elsewhere(mine, other):
+                return False
+            yield None
+        return True
+
+    def _again(self, done: int, start: int, end: int, base: bytes) -> Generator[Comparison | None, None, StateInfo | None]:
+        """What is left of a span after so many comparisons, with the sides that were taken in it."""
+        span = self._taking(start, end, base)
+        for _ in range(done):
+            next(span)
+            yield None
+        info = yield from span
+        if isinstance(self._compute, TwoSided):
+            self._compute.take(frozenset(), looking=False)
+        return info
+
+    def _taking(self, start: int, end: int, base: bytes) -> Generator[Comparison, None, StateInfo | None]:
+        if isinstance(self._compute, TwoSided):
+            self._compute.take(self._sides, looking=False)
+        return self._span(start, end, base)
+
     def _either_side(self, start: int, end: int, base: bytes) -> Generator[Comparison | None, None, StateInfo | None]:
         """A span; where it is over a tolerance, with the sides of kinks that explain what is claimed, if any do."""
         compute, span, done = self._compute, self._span(start, end, base), 0
+        self._sides = frozenset()
         while True:
             try:
                 comparison = next(span)
@@ -88,14 +142,8 @@ class _Replay:
         sides = yield from explaining(
             lambda sides, last: self._tried(compute, sides, start, last + 1, base), comparison.step, end - 1
         )
-        compute.take(sides or frozenset(), looking=False)
-        span = self._span(start, end, base)
-        for _ in range(done):  # told already, and within their tolerances with any sides
-            next(span)
-            yield None
-        info = yield from span
-        compute.take(frozenset(), looking=False)
-        return info
+        self._sides = sides or frozenset()
+        return (yield from self._again(done, start, end, base))  # what was told already is within its tolerances with any sides
 
     def _tried(self, compute: TwoSided, sides: Sides, start: int, end: int, base: bytes) -> Run:
         """A span, or its first entries, with these sides."""

@@ -1,0 +1,61 @@
+"""Whether a span decides anything: from two states that differ in last bits alone the same machine has to come to the same.
+
+Past the edge of stability it does not. There one last bit grows from step to step, most of all where losses rise and values cross their ReLUs: no two machines
+stay together, and how far an honest one is off says nothing. So before a span accuses anybody it is run once more from weights that are moved by a unit
+in the last place, and where its own steps have then led elsewhere, it accuses nobody. Torch-free.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from trust.comparison import Comparison
+from trust.findings import DOUBT_FACTOR
+from vnode.checks.tolerances import table
+from vnode.state import StateSchema, parse, serialise
+
+FOLLOWED: Final = ("output", "loss", "slots", "buffers")
+"""Parts that show where steps have led. Weights are what is moved, and where a learning rate ends they move by no more than that themselves."""
+
+
+FIRST_STEPS: Final = 2
+"""In which nothing can have grown: whoever cheats there is seen without another run."""
+
+
+def may_have_grown(comparison: Comparison, start: int) -> bool:
+    """Whether it is a fault that last bits could be the cause of, in a span that begins with this entry."""
+    return comparison.ratio > DOUBT_FACTOR and math.isfinite(comparison.residual) and comparison.step >= start + FIRST_STEPS
+
+
+def shaken(state: bytes, schema: StateSchema) -> bytes:
+    """The same state, with each weight one unit in the last place up or down: the same bytes everywhere. Raises Corrupt."""
+    info, values = parse(state, schema)
+    rng = np.random.default_rng(0)
+    moved = {
+        name: np.nextafter(value, np.where(rng.integers(0, 2, value.shape), math.inf, -math.inf).astype(value.dtype))
+        if name.startswith("w/") and value.dtype.kind == "f"
+        else value
+        for name, value in values.items()
+    }
+    return serialise(schema, info, moved)
+
+
+def has_led_elsewhere(mine: Comparison, of_shaken: Comparison) -> bool:
+    """Whether these, of one claimed figure, are further apart than honest machines were measured to be. What is between two runs of this machine is at least
+    the difference of their distances from any third.
+    """
+    if mine.part not in FOLLOWED:
+        return False
+    apart = abs(mine.residual - of_shaken.residual)
+    return math.isfinite(apart) and apart * float(table()["margin"]) > mine.tolerance
+
+
+def doubted(comparison: Comparison) -> Comparison:
+    """Of a fault a doubt, of anything else itself. What is infinite is no matter of last bits."""
+    if comparison.ratio <= DOUBT_FACTOR or not math.isfinite(comparison.residual):
+        return comparison
+    return replace(comparison, tolerance=comparison.residual / DOUBT_FACTOR)
