@@ -96,7 +96,7 @@ def recorded(device: Device, claims: Path, options: Options) -> Iterator[tuple[P
                 checks_of_stage(case.stage(), REGISTRY),
                 claims / f"{precision}-{case.seed}-{case.optimizer}-{case.width}-{case.name}",
             )
-            compute = kind(case.stage(), REGISTRY, num_batches=case.num_steps, seed=case.seed, device=device.name)
+            compute = kind(case.stage(), REGISTRY, num_batches=case.num_batches, seed=case.seed, device=device.name)
             watched, span = checks if case.is_sketched else None, checks.replay().span_steps
             save(path, record(compute, case.first(), case.entries(), state_every=span, sketched=watched))
             yield path, case, precision
@@ -123,7 +123,7 @@ def paces(device: Device) -> Row:
 
 def _pace(device: str, width: int, num_steps: int) -> float:
     case = Case("pace", "linear_block", {}, (width,), "sgd", width, batch_size=BATCH, num_steps=max(STEPS.values()) + 1)
-    compute = TorchCompute(case.stage(), default_registry(), num_batches=case.num_steps, seed=0, device=device)
+    compute = TorchCompute(case.stage(), default_registry(), num_batches=case.num_batches, seed=0, device=device)
     compute.restore(case.first())
     entry = next(iter(case.entries(1)))
     inputs, target = [np.asarray(value) for value in entry.inputs], entry.target

@@ -265,15 +265,15 @@ def judged(case: Case, claim: Claim, checks: StageChecks, *, sketched: bool) -> 
     """
     stage = case.stage()
     about = {"case": case.name, "optimizer": case.optimizer, "width": case.width, "smooth": checks.smooth, "seed": case.seed}
-    compute = TwoSidedCompute(stage, REGISTRY, num_batches=case.num_steps, seed=case.seed)
+    compute = TwoSidedCompute(stage, REGISTRY, num_batches=case.num_batches, seed=case.seed)
     found = list(replay(compute, schema_of(stage, REGISTRY), claim, checks.replay(), as_array=as_array))
     yield {**about, "level": "replay", "steps": case.num_steps, **finding(found)}
     if checks.maps and sketched:
-        sketch = Sketch(stage, REGISTRY, checks, secret=str(case.seed).encode(), num_batches=case.num_steps, seed=case.seed)
+        sketch = Sketch(stage, REGISTRY, checks, secret=str(case.seed).encode(), num_batches=case.num_batches, seed=case.seed)
         yield {**about, "level": "sketch", "steps": case.num_steps, **finding(sketch.check(claim, checks.sketch()))}
     if case.seed % REFEREE_EVERY == 0:
         own = record(_compute(case), case.first(), case.entries(case.referee_steps), state_every=1)
-        referee = Referee(stage, REGISTRY, num_batches=case.num_steps, seed=case.seed)
+        referee = Referee(stage, REGISTRY, num_batches=case.num_batches, seed=case.seed)
         yield {**about, "level": "referee", "steps": case.referee_steps, **finding(referee.check(own, checks.referee()))}
 
 
@@ -303,7 +303,7 @@ def _step_above(ratio: float) -> str:
 
 
 def _compute(case: Case) -> TorchCompute:
-    return TorchCompute(case.stage(), REGISTRY, num_batches=case.num_steps, seed=case.seed)
+    return TorchCompute(case.stage(), REGISTRY, num_batches=case.num_batches, seed=case.seed)
 
 
 if __name__ == "__main__":

@@ -47,10 +47,19 @@ class Case:
     num_steps: int = 256
     referee_steps: int = 16
     seed: int = 0
+    lr: float = 0.0
+    """0: that of its optimiser here."""
+    job_batches: int = 0
+    """Of the job whose first batches these are, and whose schedule they follow; 0: there are no others."""
     has_background: bool = False
     """Inputs are what a stage of images gives: most places of all samples are the same."""
     is_sketched: bool = True
     """Whether its products are kept for a sketch: large batches have gigabytes of them."""
+
+    @property
+    def num_batches(self) -> int:
+        """Of its job."""
+        return self.job_batches or self.num_steps
 
     @property
     def is_text(self) -> bool:
@@ -64,6 +73,7 @@ class Case:
         config = {**OPTIMIZERS[self.optimizer], "clip": self.clip}
         if self.width > NARROW:
             config["lr"] = WIDE_RATES[self.optimizer]
+        config["lr"] = self.lr or config["lr"]
         vnode = VNodeSpec(
             "v", self.component, self.config, ("input",), self.objective, self.objective_config or {}, self.optimizer, config
         )
@@ -71,7 +81,7 @@ class Case:
 
     def first(self) -> bytes:
         """Checkpoint 0."""
-        return initial_state(self.stage(), REGISTRY, seed=self.seed, model="m", graph="", num_batches=self.num_steps)
+        return initial_state(self.stage(), REGISTRY, seed=self.seed, model="m", graph="", num_batches=self.num_batches)
 
     def entries(self, num_steps: int | None = None) -> list[Entry]:
         """The batches, the same on every machine: targets follow from a fixed random map of the inputs."""
@@ -115,10 +125,11 @@ class Case:
 
 
 DEMO: Final = Case(
-    "conv2 of the demo", "conv_block", {"out_channels": 64, "kernel": 3, "pool": 2}, (32, 14, 14), "sgd", NARROW, batch_size=128, num_steps=128,
-    referee_steps=1, has_background=True, is_sketched=False,
+    "conv2 of the demo", "conv_block", {"out_channels": 64, "kernel": 3, "pool": 2}, (32, 14, 14), "sgd", NARROW, batch_size=128, num_steps=256,
+    referee_steps=1, lr=0.1, job_batches=858, has_background=True, is_sketched=False,
 )  # fmt: skip
-"""The stage of the examples in which honest machines came furthest apart: all places around a digit give a channel one value, which may lie at a kink."""
+"""The stage of the examples in which honest machines came furthest apart: all places around a digit give a channel one value, which may lie at a kink. It has
+the rates of that job, from the first up to the highest. The same rates in a schedule of so few batches are past the edge of stability (ADR 0122)."""
 
 
 def cases(rounds: int, *, quick: bool = False) -> list[Case]:

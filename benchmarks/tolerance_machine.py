@@ -83,12 +83,12 @@ def measured(case: Case, claim: Claim) -> list[Row]:
             found += replay(_compute(case), schema_of(stage, REGISTRY), part, UNBOUNDED, as_array=as_array)
         rows.append({**about, "level": "replay", "span": span, "steps": _steps(case, span), **worst(found)})
     if checks.maps:
-        sketch = Sketch(stage, REGISTRY, checks, secret=SECRET, num_batches=case.num_steps, seed=case.seed)
+        sketch = Sketch(stage, REGISTRY, checks, secret=SECRET, num_batches=case.num_batches, seed=case.seed)
         rows.append(
             {**about, "level": "sketch", "span": case.num_steps, "steps": case.num_steps, **worst(sketch.check(claim, UNBOUNDED))}
         )
     own = record(_compute(case), case.first(), case.entries(case.referee_steps), state_every=1)
-    referee = Referee(stage, REGISTRY, num_batches=case.num_steps, seed=case.seed)
+    referee = Referee(stage, REGISTRY, num_batches=case.num_batches, seed=case.seed)
     rows.append({**about, "level": "referee", "span": 1, "steps": case.referee_steps, **worst(referee.check(own, UNBOUNDED))})
     return rows
 
@@ -110,7 +110,7 @@ def _steps(case: Case, span: int) -> int:
 
 
 def _compute(case: Case) -> TorchCompute:
-    return TorchCompute(case.stage(), REGISTRY, num_batches=case.num_steps, seed=case.seed)
+    return TorchCompute(case.stage(), REGISTRY, num_batches=case.num_batches, seed=case.seed)
 
 
 def save(path: Path, claim: Claim) -> None:
