@@ -129,7 +129,7 @@ DEMO: Final = Case(
     referee_steps=1, lr=0.1, job_batches=858, has_background=True, is_sketched=False,
 )  # fmt: skip
 """The stage of the examples in which honest machines came furthest apart: all places around a digit give a channel one value, which may lie at a kink. It has
-the rates of that job, from the first up to the highest. The same rates in a schedule of so few batches are past the edge of stability (ADR 0122)."""
+the rates of that job, from the first up to the highest. The same rates in a schedule of so few batches are past the edge of stability (ADR 0124)."""
 
 
 def cases(rounds: int, *, quick: bool = False) -> list[Case]:
