@@ -56,7 +56,7 @@ def test_an_end_that_is_written_into_a_store_that_has_just_gone_back_holds_and_n
     """A holder that has read its head back writes the end of a job, and between the two the store is one again in which that job runs: nobody runs it once
     more, though its result is lost, and the next job is learned.
     """
-    knobs = ControlKnobs(**{**CALM, "jobs": 3}, vnodes_per_node=3, jobs_every_s=(1.0, 1.0), faults_s=60.0)
+    knobs = ControlKnobs(**{**CALM, "jobs": 4}, vnodes_per_node=3, jobs_every_s=(1.0, 1.0), faults_s=60.0)
     story = Story(world := ControlWorld(5, knobs))
     copies, write = list[dict[str, bytes]](), Ends._write
 
@@ -83,7 +83,7 @@ def test_an_end_that_is_written_into_a_store_that_has_just_gone_back_holds_and_n
     assert world.checkers.backups.num_repeated == 1, "the next term says again what the end says"
     ended = world.checkers._decided["job-0"]
     assert (ended.state, ended.manifest_digest) == (model_pb2.JOB_STATE_COMPLETED, lost[0])
-    assert world.checkers._decided.keys() == {"job-0", "job-1", "job-2"}
+    assert world.checkers._decided.keys() == {"job-0", "job-1", "job-2", "job-3"}
 
 
 def stays_called_off() -> ControlWorld:
