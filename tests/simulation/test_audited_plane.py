@@ -109,7 +109,7 @@ PLANTED = [
     (less_is_told_than_was_learned, {}, 0, {"ledger"}),
     (jobs_wait_for_no_audit, {}, 0, {"unaudited"}),
     (nothing_is_drawn_late, BREAKING, 7, {"completes"}),
-    (nobody_looks_at_what_the_found_out_have_done, FINDING, 30, {"left_behind"}),
+    (nobody_looks_at_what_the_found_out_have_done, FINDING, 31, {"left_behind"}),
     (nothing_goes_back, {"cheating_pnodes": 2}, 1, {"unaudited", "completes"}),
 ]
 
