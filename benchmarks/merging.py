@@ -11,7 +11,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from benchmarks.merging_replicas import HIDDEN, NUM_CLUSTERS, OPTIMIZERS, SPREAD, WIDTH, Group, Points, Rounds, Setting, train
+from benchmarks.merging_replicas import (
+    HIDDEN,
+    NUM_CLUSTERS,
+    OPTIMIZERS,
+    SPREAD,
+    WIDTH,
+    Added,
+    Group,
+    Points,
+    Rounds,
+    Setting,
+    train,
+)
 from benchmarks.merging_rules import DelayedNesterov, Nesterov, averaged
 from benchmarks.result import Options, Result, Row, Target
 from dcnr.stages import Stage
@@ -24,14 +36,14 @@ DILOCO: Final = (0.7, 0.9)
 """Outer rate and momentum of Douillard et al. 2023."""
 Make = Callable[[Setting, Stage, int], Group]
 WAYS: Final[dict[str, Make]] = {
-    "added": lambda setting, stage, every: Group(setting, stage, every),
-    "added_int8": lambda setting, stage, every: Group(setting, stage, every, codec="int8"),
-    "averaged": lambda setting, stage, every: Group(setting, stage, every, outer=lambda: averaged),
+    "added": lambda setting, stage, every: Added(setting, stage, every),
+    "added_int8": lambda setting, stage, every: Added(setting, stage, every, codec="int8"),
+    "averaged": lambda setting, stage, every: Added(setting, stage, every, outer=lambda: averaged),
     "synchronous_mean": Rounds,
-    "nesterov": lambda setting, stage, every: Group(setting, stage, every, outer=lambda: Nesterov(*DILOCO)),
-    "delayed_nesterov": lambda setting, stage, every: Group(setting, stage, every, outer=lambda: DelayedNesterov(*DILOCO)),
+    "nesterov": lambda setting, stage, every: Added(setting, stage, every, outer=lambda: Nesterov(*DILOCO)),
+    "delayed_nesterov": lambda setting, stage, every: Added(setting, stage, every, outer=lambda: DelayedNesterov(*DILOCO)),
 }
-"""The first is what workers do."""
+"""Those that were compared first. What workers do today is `benchmarks.merging_replicas.Group`, which `benchmarks.merging_rates` compares."""
 
 
 def run(options: Options) -> Result:

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.kept import Kept
 from benchmarks.merging_digits import HIDDEN, WIDTH, Digits
-from benchmarks.merging_replicas import OPTIMIZERS, Data, Group, Met, Points, Rounds, Setting, train
+from benchmarks.merging_replicas import OPTIMIZERS, Added, Data, Group, Points, Rounds, Setting, train
 from benchmarks.merging_rules import Nesterov, averaged
 from benchmarks.result import Options, Result, Row, Target
 from dcnr.demo.examples import example, prepare_data
@@ -62,7 +62,7 @@ class Way:
 
 
 def _added(setting: Setting, stage: Stage, every: int, outer: Outer) -> Group:
-    return Group(setting, stage, every, outer=None if outer == PLAIN else lambda: Nesterov(*outer))
+    return Added(setting, stage, every, outer=None if outer == PLAIN else lambda: Nesterov(*outer))
 
 
 def _rounds(setting: Setting, stage: Stage, every: int, outer: Outer) -> Group:
@@ -70,21 +70,21 @@ def _rounds(setting: Setting, stage: Stage, every: int, outer: Outer) -> Group:
 
 
 def _met(setting: Setting, stage: Stage, every: int, outer: Outer) -> Group:
-    return Met(setting, stage, every)
+    return Group(setting, stage, every)
 
 
 def _averaged(setting: Setting, stage: Stage, every: int, outer: Outer) -> Group:
-    return Group(setting, stage, every, outer=lambda: averaged)
+    return Added(setting, stage, every, outer=lambda: averaged)
 
 
 ALONE: Final = "one_replica"
-SHIPPED: Final = "added"
+SHIPPED: Final = "met"
 WAYS: Final[dict[str, Way]] = {
     ALONE: Way(_added, num_replicas=1, is_merged=False),
-    SHIPPED: Way(_added, first=2.0),
+    "added": Way(_added, first=2.0),
     "added_further": Way(_added, ((2.0, 0.0),)),
     "averaged": Way(_averaged, first=2.0),
-    "met": Way(_met, first=2.0),
+    SHIPPED: Way(_met, first=2.0),
     "nesterov": Way(_added, (DILOCO, (0.7, 0.5)), first=0.5),
     "rounds_mean": Way(_rounds, waits=True, first=4.0),
     "rounds_nesterov": Way(_rounds, (DILOCO,), waits=True),

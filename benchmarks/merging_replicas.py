@@ -22,7 +22,7 @@ from dcnr.units import Share, owner_of
 from vnode.registry import default_registry
 from vnode.state import anchor_schema, parse, serialise
 from vnode.torch_compute import TorchCompute
-from vnode.torch_merging import DeltaValues
+from vnode.torch_merging import DeltaValues, encode
 from vnode.torch_stage import initial_state, schema_of
 from vnode.vocabulary import Mode
 
@@ -132,19 +132,19 @@ class _Replica:
 
 
 class Group:
-    """The replicas of one stage; the first is the primary. ``outer`` None: the merge that workers make, ``centred`` or not.
+    """The replicas of one stage; the first is the primary. They merge as workers do, ``centred`` or not: a contributor asks for the anchor, hands in how far
+    it is from that, and goes on from there: elastic averaging (Zhang, Choromanska, LeCun 2015) with the centre as it is just then. So what others have learned
+    since it began is pulled back by as much as its own steps count.
 
     The last one's deltas are ``bad_factor`` times too long.
     """
 
     def __init__(
-        self, setting: Setting, stage: Stage, merge_every: int, *, codec: str = "raw", outer: Callable[[], Outer] | None = None,
-        centred: bool = False, bad_factor: float = 1.0,
+        self, setting: Setting, stage: Stage, merge_every: int, *, codec: str = "raw", centred: bool = False, bad_factor: float = 1.0,
     ) -> None:  # fmt: skip
         registry = default_registry()
         state = initial_state(stage, registry, seed=setting.seed, model="merging", graph="0" * 64, num_batches=setting.num_batches)
         self._setting, self._merge_every, self._codec = setting, merge_every, codec
-        self._outer = outer() if outer is not None else None
         self._centred, self._bad_factor = centred, bad_factor
         self._schema = anchor_schema(schema_of(stage, registry))
         self._shares = [Share(ReplicaId(f"{stage.id}.{number}"), 1.0) for number in range(setting.num_replicas)]
@@ -198,34 +198,33 @@ class Group:
         self._deliver(never)
 
     def _send(self, replica: _Replica, batch: int) -> None:
-        data = replica.compute.delta(self._codec)
-        replica.num_open, replica.num_after = replica.num_after, 0
-        self._due.append((batch + self._setting.delay_batches, lambda now: self._merge(replica, data, now)))
+        anchor, num_known = self.primary.compute.anchor(self._info), self.primary.num_known
+        replica.is_waiting = True
+        self._due.append((batch + self._setting.delay_batches, lambda now: self._meet(replica, anchor, num_known, now)))
+
+    def _meet(self, replica: _Replica, anchor: bytes, num_known: int, now: int) -> None:
+        data = replica.compute.delta(self._codec, anchor)
+        replica.num_known, replica.num_open, replica.num_after, replica.is_waiting = num_known, replica.num_after, 0, False
+        self._due.append((now + self._setting.delay_batches, lambda then: self._merge(replica, data, then)))
 
     def _merge(self, replica: _Replica, data: bytes, now: int) -> None:
-        primary, count = self.primary, replica.num_open
-        values = primary.compute.check_delta(data, self._codec)
-        if replica is self._last:
-            values = DeltaValues(
-                {name: np.float32(self._bad_factor) * value for name, value in values.weights.items()}, values.buffers
-            )
-        share = count / (count + primary.num_known - replica.num_known)
-        if self._outer is None:
-            primary.compute.merge([values], [count], [1.0 / self._setting.num_replicas], centred=self._centred)
-        else:
-            before = self._weights(primary.compute)
-            after = {name: value.clone() for name, value in before.items()}
-            self._outer(after, Arrival(values, replica.anchor, share, self._setting.num_replicas))
-            moved = DeltaValues({name: (value - before[name]).numpy() for name, value in after.items()}, values.buffers)
-            primary.compute.merge([moved], [count], [1.0])
-        primary.num_known += count
-        anchor, num_known = primary.compute.anchor(self._info), primary.num_known
-        self._due.append((now + self._setting.delay_batches, lambda _: self._rebase(replica, anchor, num_known)))
+        self._take_in(replica, self._values(replica, data))
+        self._due.append((now + self._setting.delay_batches, lambda _: self._answered(replica)))
 
-    def _rebase(self, replica: _Replica, anchor: bytes, num_known: int) -> None:
-        replica.compute.rebase(anchor, keep_open=False, keep_after=True)
-        replica.anchor = self._weights_in(anchor)
-        replica.num_known, replica.num_open = num_known, 0
+    def _values(self, replica: _Replica, data: bytes) -> DeltaValues:
+        values: DeltaValues = self.primary.compute.check_delta(data, self._codec)
+        if replica is self._last:
+            factor = np.float32(self._bad_factor)
+            values = DeltaValues({name: factor * value for name, value in values.weights.items()}, values.buffers)
+        return values
+
+    def _take_in(self, replica: _Replica, values: DeltaValues) -> None:
+        self.primary.compute.merge([values], [replica.num_open], [1.0 / self._setting.num_replicas], centred=self._centred)
+        self.primary.num_known += replica.num_open
+
+    @staticmethod
+    def _answered(replica: _Replica) -> None:
+        replica.num_known, replica.num_open = replica.num_known + replica.num_open, 0
 
     def _deliver(self, batch: int) -> None:
         while True:
@@ -237,30 +236,46 @@ class Group:
             first[1](first[0])
 
 
-class Met(Group):
-    """A contributor asks for the anchor, hands in how far it is from that, and goes on from there: elastic averaging (Zhang, Choromanska, LeCun 2015) with the
-    centre as it is just then. So what others have learned since it began is pulled back by as much as its own steps count.
+class Added(Group):
+    """A contributor hands in how far it came from the anchor that it began with, and the answer to that is the anchor it goes on from. ``outer`` None: a part
+    of as many as there are replicas is added.
     """
 
+    def __init__(
+        self, setting: Setting, stage: Stage, merge_every: int, *, codec: str = "raw", outer: Callable[[], Outer] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(setting, stage, merge_every, codec=codec)
+        self._outer = outer() if outer is not None else None
+
     def _send(self, replica: _Replica, batch: int) -> None:
-        anchor, num_known = self.primary.compute.anchor(self._info), self.primary.num_known
-        replica.is_waiting = True
-        self._due.append((batch + self._setting.delay_batches, lambda now: self._meet(replica, anchor, num_known, now)))
+        moved = {name: (value - replica.anchor[name]).numpy() for name, value in self._weights(replica.compute).items()}
+        data, began = encode(DeltaValues(moved, {}), self._codec), dict(replica.anchor)
+        for name, part in replica.compute.check_delta(data, self._codec).weights.items():
+            replica.anchor[name] = replica.anchor[name] + torch.from_numpy(part)
+        replica.num_open, replica.num_after = replica.num_after, 0
+        self._due.append((batch + self._setting.delay_batches, lambda now: self._add(replica, data, began, now)))
 
-    def _meet(self, replica: _Replica, anchor: bytes, num_known: int, now: int) -> None:
-        centre, own = self._weights_in(anchor), self._weights(replica.compute)
-        values = DeltaValues({name: (own[name] - value).numpy() for name, value in centre.items()}, {})
-        replica.compute.rebase(anchor, keep_open=False, keep_after=False)
-        replica.num_known, replica.num_open, replica.num_after, replica.is_waiting = num_known, replica.num_after, 0, False
-        self._due.append((now + self._setting.delay_batches, lambda then: self._arrived(replica, values, then)))
+    def _add(self, replica: _Replica, data: bytes, began: dict[str, torch.Tensor], now: int) -> None:
+        primary, count, values = self.primary, replica.num_open, self._values(replica, data)
+        share = count / (count + primary.num_known - replica.num_known)
+        if self._outer is None:
+            self._take_in(replica, values)
+        else:
+            before = self._weights(primary.compute)
+            after = {name: value.clone() for name, value in before.items()}
+            self._outer(after, Arrival(values, began, share, self._setting.num_replicas))
+            moved = DeltaValues({name: (value - before[name]).numpy() for name, value in after.items()}, values.buffers)
+            primary.compute.merge([moved], [count], [1.0])
+            primary.num_known += count
+        anchor, num_known = primary.compute.anchor(self._info), primary.num_known
+        self._due.append((now + self._setting.delay_batches, lambda _: self._rebase(replica, anchor, num_known)))
 
-    def _arrived(self, replica: _Replica, values: DeltaValues, now: int) -> None:
-        self.primary.compute.merge([values], [replica.num_open], [1.0 / self._setting.num_replicas])
-        self.primary.num_known += replica.num_open
-        self._due.append((now + self._setting.delay_batches, lambda _: self._answered(replica)))
-
-    def _answered(self, replica: _Replica) -> None:
-        replica.num_known, replica.num_open = replica.num_known + replica.num_open, 0
+    def _rebase(self, replica: _Replica, anchor: bytes, num_known: int) -> None:
+        own, weights = self._weights(replica.compute), self._weights_in(anchor)
+        kept = {f"w/{name}": (value + own[name] - replica.anchor[name]).numpy() for name, value in weights.items()}
+        arrays = parse(anchor, self._schema)[1]
+        replica.compute.rebase(serialise(self._schema, self._info, {**arrays, **kept}), keep_after=False)
+        replica.anchor, replica.num_known, replica.num_open = weights, num_known, 0
 
 
 class Rounds(Group):
@@ -277,15 +292,15 @@ class Rounds(Group):
         """The owner learns it; all meet where it is time."""
         output = super().learn(batch, inputs, target)
         if (batch + 1) % self._every == 0:
-            self._meet()
+            self._average()
         return output
 
     def finish(self) -> None:
         """They meet a last time."""
         if self._setting.num_batches % self._every:
-            self._meet()
+            self._average()
 
-    def _meet(self) -> None:
+    def _average(self) -> None:
         anchors = [parse(replica.compute.anchor(self._info), self._schema) for replica in self._replicas.values()]
         arrays = [arrays for _, arrays in anchors]
         mean = {name: np.mean([each[name] for each in arrays], axis=0).astype(arrays[0][name].dtype) for name in arrays[0]}
@@ -298,7 +313,7 @@ class Rounds(Group):
             replica.num_after + (replica.num_known if replica is self.primary else 0) for replica in self._replicas.values()
         )
         for replica in self._replicas.values():
-            replica.compute.rebase(data, keep_open=False, keep_after=False)
+            replica.compute.rebase(data, keep_after=False)
             replica.anchor = self._weights_in(data)
             replica.num_known, replica.num_after = total, 0
 

@@ -22,7 +22,7 @@ from dcnr.intervals import IntervalSet
 from dcnr.planned import PlannedCommits, newest_plan
 from dcnr.stored import Read, StoredDocuments
 from dcnr.v1 import data_pb2, model_pb2
-from trust.commits import Place, open_delta
+from trust.commits import Place, measured_of, open_delta
 from trust.envelope import parse
 from trust.folding import AUDITS_DRAWN
 from trust.network import NetworkPolicy
@@ -183,7 +183,10 @@ class LineageAudit:
                     raise Corrupt(f"{checkpoint.vnode}: the manifest credits another PNode than the commit", code="wrong_signer")
             await self._planned.check(commit, pnode_id)
             anchors.discard(end)
-            anchors |= {parse(model_pb2.Delta, merged.delta.payload).anchor_digest for merged in commit.merges if self._audited}
+            if self._audited:
+                for merged in commit.merges:
+                    delta = parse(model_pb2.Delta, merged.delta.payload)
+                    anchors |= {delta.anchor_digest, measured_of(delta)}
             newest_first.append(self._learned(commit, pnode_id, request))
             state, commit_digest, count = commit.parent_digest, commit.parent_commit, count + 1
             states |= {end, state}
@@ -196,7 +199,8 @@ class LineageAudit:
         anchors.discard(first)
         if anchors:
             raise Corrupt(
-                f"{checkpoint.vnode}: a delta begins with {min(anchors)[:12]}, to which no commit leads", code="broken_chain"
+                f"{checkpoint.vnode}: a delta begins with or was measured against {min(anchors)[:12]}, to which no commit leads",
+                code="broken_chain",
             )
         return _Walk([piece for pieces in reversed(newest_first) for piece in pieces], count, parent, frozenset(states))
 

@@ -41,7 +41,7 @@ class Statements:
 
     async def check(self, one: Interval, *, counts: bool) -> bool:
         """That an interval credits just what its commits state, each signed by a primary that plans of the job had, and, where it counts, that the deltas in
-        them begin with what commits behind them end with. False where there is no commit of its name.
+        them begin with and were measured against what commits behind them end with. False where there is no commit of its name.
 
         Raises NotFound (``no_statement``) where there is one, and one before it is missing.
         """
@@ -90,14 +90,17 @@ class Statements:
         for merged in signed.commit.merges:
             delta = open_delta(merged.delta, replace(self._place, vnode=vnode))
             self._deltas[vnode, digest_of_envelope(merged.delta)] = delta
-            anchors.add(delta.delta.anchor_digest)
+            anchors |= {delta.delta.anchor_digest, delta.measured}
         at: _Signed | None = signed
         while counts and anchors and at is not None:
             before = await self._commit(vnode, at.commit.parent_commit)
             anchors.discard(at.commit.parent_digest if before is None else before.end)
             at = before
         if counts and anchors:
-            raise Corrupt(f"{vnode}: a delta begins with {min(anchors)[:12]}, to which no commit leads", code="broken_chain")
+            raise Corrupt(
+                f"{vnode}: a delta begins with or was measured against {min(anchors)[:12]}, to which no commit leads",
+                code="broken_chain",
+            )
 
     async def _commit(self, vnode: str, digest: str) -> _Signed | None:
         """None where there is none of that name, also where anybody has put the delta of that name in its place."""

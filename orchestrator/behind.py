@@ -1,4 +1,5 @@
-"""Where audits are in force, what deltas begin with lies behind the commit that takes them in: a state or anchor that another interval is replayed up to.
+"""Where audits are in force, what deltas begin with and are measured against lies behind the commit that takes them in: a state or anchor that another
+interval is replayed up to.
 
 A contributor is replayed from whatever it says that it began with. Were that a state of its own making, the replay would pass, and what its delta moved would
 have nothing to do with the model.
@@ -16,7 +17,7 @@ from dcnr.errors import NotFound, Refused, Unavailable
 from dcnr.ports import ObjectStore
 from dcnr.v1 import model_pb2
 from orchestrator.documents import get_exact
-from trust.commits import MAX_BEHIND, MAX_COMMIT_BYTES, Place, VerifiedCommit, ends_with, open_commit
+from trust.commits import MAX_BEHIND, MAX_COMMIT_BYTES, Place, VerifiedCommit, ends_with, measured_of, open_commit
 from trust.envelope import parse, parse_envelope
 
 MAX_REMEMBERED: Final = 32_768
@@ -46,12 +47,16 @@ class Behind:
         self._links: OrderedDict[tuple[Place, str], _Link] = OrderedDict()
 
     def sought(self, place: Place, chain: Sequence[tuple[str, VerifiedCommit]]) -> Sought:
-        """What the deltas in these commits, the oldest first, begin with and what is remembered does not show; to be looked for with `find`."""
+        """What the deltas in these commits, the oldest first, begin with or are measured against and what is remembered does not show; to be looked for with
+        `find`.
+        """
         anchors = set[str]()
         for digest, found in reversed(chain):
             link = self._remember(place, digest, found)
             anchors.discard(link.end)
-            anchors |= {parse(model_pb2.Delta, merged.delta.payload).anchor_digest for merged in found.commit.merges}
+            for merged in found.commit.merges:
+                delta = parse(model_pb2.Delta, merged.delta.payload)
+                anchors |= {delta.anchor_digest, measured_of(delta)}
             anchors.discard(link.begin)
         before = chain[0][1].commit.parent_commit
         num_seen = 0
@@ -69,7 +74,8 @@ class Behind:
             before, num_seen = link.parent, num_seen + 1
         if anchors:
             raise Refused(
-                f"a delta begins with {min(anchors)[:12]}, to which nothing that it was merged into leads", code="unknown_anchor"
+                f"a delta begins with or was measured against {min(anchors)[:12]}, to which nothing that it was merged into leads",
+                code="unknown_anchor",
             )
 
     async def _read(self, place: Place, digest: str) -> VerifiedCommit:

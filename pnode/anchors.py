@@ -47,13 +47,12 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was asked of whom: delta ``sequence`` with its batches, or (0, none) the anchor alone."""
+    """What was asked of whom: what becomes of delta ``sequence``, or (0) the anchor."""
 
     standing: Standing
     primary: Peer
     worker: VerifiedDelegation
     sequence: int
-    batches: IntervalSet
 
 
 def place_of(standing: Standing) -> Place:
@@ -61,16 +60,20 @@ def place_of(standing: Standing) -> Place:
     return Place(standing.network_id, standing.model, standing.job_id, standing.vnode)
 
 
-def check_reply(
-    reply: Reply, question: Question, own: StateInfo, check_anchor: Callable[[bytes], StateInfo]
-) -> tuple[Verdict, Anchor]:
-    """What may be believed of a reply. Raises RemoteFault, Corrupt, Refused."""
+def check_verdict(reply: Reply, question: Question) -> Verdict:
+    """What a reply says of the question. Raises RemoteFault."""
     answer = reply.answer
     verdict = VERDICTS.get(answer.verdict)
     if verdict is None or answer.sequence != question.sequence or (verdict is Verdict.ANCHOR) is bool(question.sequence):
         raise RemoteFault("an answer to another question", code="bad_answer")
     if answer.primary_incarnation != question.primary.incarnation:
         raise RemoteFault("another incarnation of the primary answered", code="stale_incarnation")
+    return verdict
+
+
+def check_anchor(reply: Reply, question: Question, own: StateInfo, check: Callable[[bytes], StateInfo]) -> Anchor:
+    """What may be believed of the anchor in a reply. Raises RemoteFault, Corrupt, Refused."""
+    answer = reply.answer
     newest = _check_chain(reply.commits, place_of(question.standing))
     signed = (newest.commit.replica, newest.commit.incarnation, newest.delegation.worker_public_der)
     if signed != (question.primary.replica, question.primary.incarnation, question.worker.worker_public_der):
@@ -78,12 +81,10 @@ def check_reply(
     digest = digest_of(reply.anchor)
     if not digest == answer.anchor_digest == newest.commit.anchor_digest == ends_with(newest.commit):
         raise Corrupt("the anchor is not the one that its commit names", code="wrong_digest")
-    info = check_anchor(reply.anchor)
+    info = check(reply.anchor)
     if (info.vnode, info.model, info.graph) != (own.vnode, own.model, own.graph):
         raise RemoteFault("an anchor of another VNode, model or graph", code="bad_anchor")
-    if verdict is Verdict.MERGED and question.batches - info.lineage:
-        raise RemoteFault("the anchor does not hold the delta that it says was merged", code="bad_anchor")
-    return verdict, Anchor(reply.anchor, digest, info, tuple(reply.commits))
+    return Anchor(reply.anchor, digest, info, tuple(reply.commits))
 
 
 def _check_chain(commits: Sequence[identity_pb2.Envelope], place: Place) -> VerifiedCommit:

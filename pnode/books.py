@@ -20,7 +20,6 @@ from blake3 import blake3
 from dcnr import limits
 from dcnr.errors import DcnrError, InvariantBroken, for_others
 from dcnr.ids import Digest, digest_of
-from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode.arrivals import Arrival
 from pnode.chain import Standing
@@ -61,20 +60,8 @@ class Ended:
     following: Future[Interval]
     is_idle: bool
     """Whether nothing was learned or taken in."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What a delta told that nobody has answered."""
-
-    interval: Future[Interval]
-    info: StateInfo
-    lineage: IntervalSet
-    steps: tuple[model_pb2.Step, ...]
-    entry: int
-    known_senders: set[Sender]
-    lost: str
-    due: model_pb2.Step | None
+    is_measured: bool
+    """Whether a delta ends it, which was measured against what the next one begins with."""
 
 
 class Books:
@@ -100,7 +87,6 @@ class Books:
         self._entry = self._segment = self._merges = self._bytes = self._open_bytes = self._anchor_bytes = self._num_open = 0
         self._lost = self._why = ""
         self._asked_to_end = self._has_grown = self._is_unkept = False
-        self._told: _Told | None = None
         self._due: model_pb2.Step | None = None
         """The last entry, where the state after it is to be named if another one follows."""
         self._known_senders: set[Sender] = set()
@@ -200,21 +186,23 @@ class Books:
         self._write(f"steps-{self._segment}", log)
         self._segment += 1
 
-    def ended(self, statement: identity_pb2.Envelope, log: bytes, info: StateInfo, *, displacement: bytes = b"") -> Ended:
-        """The interval ends with it; the next one begins with a state that says ``info`` of itself, or, after a displacement, with an anchor that will come."""
-        interval, told = self._interval, None
+    def ended(
+        self, statement: identity_pb2.Envelope, log: bytes, info: StateInfo, *, displacement: bytes = b"", measured: bytes = b"",
+    ) -> Ended:  # fmt: skip
+        """The interval ends with it; the next one begins with a state that says ``info`` of itself: behind a displacement with the anchor ``measured``, against
+        which that was measured.
+        """
+        interval = self._interval
         if displacement:
-            told = _Told(
-                interval, self._info, self._lineage, tuple(self._steps), self._entry, self._known_senders, self._lost, self._due
-            )
             self._write(f"delta-{self._merges}", displacement)
         self._signed(statement, log)
         if self._lost:
             self._write("lost", self._lost.encode())
         is_idle = not self._has_grown and not displacement
         self._begin(info)
-        self._told = told
-        return Ended(interval, self._interval, is_idle)
+        if measured:
+            self._write("begin", measured)
+        return Ended(interval, self._interval, is_idle, is_measured=bool(measured))
 
     async def keep(self, ended: Ended | None, name: Digest, state: Path | None) -> None:
         """The interval has that name, and ends with the state in that file, with which the next one begins. Of one in which nothing was learned no inputs and
@@ -235,17 +223,6 @@ class Books:
         self._write("begin", anchor)
         await self._quietly(lambda: self._folder.drop(before.result()))
         await self._measure()
-
-    def lead(self) -> None:
-        """This replica is the primary from here on: what it told in a delta that nobody has answered, its first commit tells again."""
-        told, unused = self._told, self._interval
-        if told is None:
-            return
-        self._begin_with(told.interval, told.info)
-        self._lineage, self._steps, self._entry = told.lineage, list(told.steps), told.entry
-        self._known_senders, self._lost, self._has_grown = told.known_senders, told.lost, True
-        self._due = told.due
-        self._track(partial(self._run, self._again, told, unused))
 
     # ---- verdicts --------------------------------------------------------------------------------------------------------------
 
@@ -269,10 +246,8 @@ class Books:
         order = local_pb2.HostReplica()
         order.CopyFrom(self._order)
         order.from_earlier_job = False
-        self._begin_with(self._submit(lambda: self._folder.open(order.SerializeToString())), info)
-
-    def _begin_with(self, interval: Future[Interval], info: StateInfo) -> None:
-        self._interval, self._info, self._lineage, self._told, self._due = interval, info, info.lineage, None, None
+        interval = self._submit(lambda: self._folder.open(order.SerializeToString()))
+        self._interval, self._info, self._lineage, self._due = interval, info, info.lineage, None
         self._steps, self._entry, self._segment, self._merges = [], 0, 0, 0
         self._open_bytes = self._anchor_bytes = 0
         self._lost, self._asked_to_end, self._has_grown, self._is_unkept, self._known_senders = "", False, False, False, set()
@@ -343,10 +318,6 @@ class Books:
         self._count()
         return interval
 
-    def _again(self, told: _Told, unused: Future[Interval]) -> None:
-        self._folder.reopen(told.interval.result())
-        self._folder.drop(unused.result())
-
     def _leave(self) -> None:
         self._folder.close()
         self._folder.drop(self._interval.result())
@@ -361,6 +332,8 @@ class Books:
         if state is not None:
             interval.take("end", state)
             ended.following.result().take("begin", state)
+        if ended.is_measured:
+            interval.take("measured", ended.following.result().path / "begin")
         self._folder.closed(interval, name, is_idle=ended.is_idle)
 
     def _add_inputs(self, entry: int, step: model_pb2.Step, inputs: Inputs) -> None:

@@ -161,13 +161,18 @@ class CommitChain:
 
     # ---- a contributor ------------------------------------------------------------------------------------------------------
 
-    def delta(self, sequence: int, codec: str, digest: Digest, size_bytes: int, *, steps: str = "") -> identity_pb2.Envelope:
-        """The signed statement of everything learned since the last delta, which is settled; it is open from here on.
+    def delta(
+        self, sequence: int, codec: str, digest: Digest, size_bytes: int, *, measured: str, commits: Sequence[identity_pb2.Envelope], steps: str = "",
+    ) -> identity_pb2.Envelope:  # fmt: skip
+        """The signed statement of everything learned since the last delta, which is settled; it is open from here on, and the replica stands on the anchor
+        ``measured`` that it was measured against, to which ``commits`` lead, oldest first.
 
         ``digest`` and ``size_bytes``: of the weights in that codec; ``steps``: digest of the log of its batches.
         """
         standing = self._standing
-        self._open, self._learned = self._learned, []
+        learned, begin = self._learned, self._state
+        self.rebase(measured, commits, keep_open=False, keep_after=False)
+        self._open = learned
         delta = model_pb2.Delta(
             network_id=standing.network_id,
             model=standing.model,
@@ -176,7 +181,8 @@ class CommitChain:
             replica=standing.peer.replica,
             incarnation=standing.peer.incarnation,
             sequence=sequence,
-            anchor_digest=self._state,
+            anchor_digest=begin,
+            measured_digest=measured,
             batches=[batch for batch, _ in self._open],
             losses=[loss for _, loss in self._open],
             codec=codec,
@@ -188,9 +194,9 @@ class CommitChain:
         return seal(identity_pb2.DOMAIN_DELTA, delta, self._key)
 
     def rebase(self, anchor: str, commits: Sequence[identity_pb2.Envelope], *, keep_open: bool, keep_after: bool) -> None:
-        """Stands on an anchor of the primary from here on, to which ``commits`` lead, oldest first."""
-        self._open = self._open if keep_open else []
-        self._learned = self._learned if keep_after else []
+        """Stands on an anchor of the primary from here on, to which ``commits`` lead, oldest first. Nothing is open: what is kept of it counts as learned."""
+        self._learned = [*(self._open if keep_open else []), *(self._learned if keep_after else [])]
+        self._open = []
         self._kept = []
         self._behind.clear()
         for commit in commits:
@@ -201,8 +207,10 @@ class CommitChain:
         self._state, self._commit = anchor, self._kept[-1].digest
 
     def lead(self, own: IntervalSet) -> None:
-        """This replica is the primary from here on; ``own`` is what it learned and nobody has merged. Raises InvariantBroken if that differs."""
-        self._learned[:0], self._open = self._open, []
+        """This replica is the primary from here on; ``own`` is what it learned on its anchor. What is open and was not `merged` is gone. Raises InvariantBroken
+        if that differs.
+        """
+        self._open = []
         if IntervalSet.of(*((batch, batch + 1) for batch, _ in self._learned)) != own:
             raise InvariantBroken("what this replica learned is not what its commit would say", code="wrong_chain")
 

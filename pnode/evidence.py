@@ -2,7 +2,8 @@
 
 In a folder: ``order`` (HostReplica as this replica was hosted), ``begin`` (the state with which the interval begins), ``parts`` (inputs and outputs, a bundle
 without the rest), ``state-<n>`` (that after n entries, where such states are small), ``statement-<n>`` and ``steps-<n>`` per signed statement, ``delta-<n>``
-per displacement merged, ``anchor-<n>`` that statement n names, ``end`` (the state that it ends with), ``idle`` where nothing was learned or merged (then
+per displacement merged, ``anchor-<n>`` that statement n names, ``end`` (the state that it ends with), ``measured`` (the
+anchor that the delta which ends it was measured against), ``idle`` where nothing was learned or merged (then
 ``parts`` is empty), and last ``name``, which says that the interval is whole.
 The statement of an anchor ends an interval too where another replica goes on from it as the primary: so a folder has one name for each anchor, that of its
 statement, and one for all of it. A folder without any is of an interval that nobody signed: nobody will ask for it. Everything blocks: for a thread, one
@@ -145,17 +146,6 @@ class EvidenceFolder:
         interval.close(digest)
         self._signed[interval.path] = names_in(interval.path)
         self._sizes[interval.path] = 0 if is_idle else _size(interval.path)
-
-    def reopen(self, interval: Interval) -> None:
-        """A whole interval is not whole any more: what it holds stays, and parts are added to it from now on."""
-        path = interval.path
-        for name in [_NAME, *(item.name for item in path.iterdir() if item.name.startswith(("statement-", "steps-", "delta-")))]:
-            (path / name).unlink(missing_ok=True)
-        self._signed.pop(path, None)
-        if self._parts is not None:
-            self._parts.close()
-        self._newest, self._parts = path, (path / "parts").open("ab", buffering=0)
-        self._sizes[path] = self._parts.tell()
 
     def drop(self, interval: Interval) -> None:
         """An interval that nobody will sign any more: it goes, but for what leads to anchors."""

@@ -138,6 +138,8 @@ class _Gathering:
                 writer.add_file(
                     model_pb2.EvidencePart(kind=model_pb2.EVIDENCE_KIND_STATE, entry=entry, port=port), self._folder / name
                 )
+        if self._num_statements is None and (measured := self._folder / "measured").exists():
+            writer.add_file(model_pb2.EvidencePart(kind=model_pb2.EVIDENCE_KIND_MEASURED), measured)
         if not (self._folder / "parts").stat().st_size:
             return
         num_entries = sum(len(log.steps) for log in logs)

@@ -47,6 +47,8 @@ async def serve_merge(
         found = desk(first.open.primary)
         async with patience(MERGE_S) as moved, found.asked(first.open, caller, partial(_weights, requests, moved)) as answer:
             yield vnode_pb2.MergeResponse(answer=_answer_message(answer, found.incarnation))
+            if answer.anchor is None:
+                return
             for commit in answer.anchor.commits:
                 moved(commit.ByteSize(), await uplink.take(commit.ByteSize()))
                 yield vnode_pb2.MergeResponse(commit=commit)
@@ -132,7 +134,7 @@ async def _read_reply(call: Any, max_anchor_bytes: int, moved: Moved) -> Reply:
             case "answer":
                 answer = message.answer
                 moved(0, MERGE_S)  # of the other direction
-                if not 0 < answer.anchor_bytes <= max_anchor_bytes:
+                if not (answer.sequence == 0) <= answer.anchor_bytes <= max_anchor_bytes:
                     raise RemoteFault(f"an anchor of {answer.anchor_bytes} bytes", code="bad_anchor")
             case "commit":
                 commits.append(message.commit)
@@ -159,8 +161,8 @@ def _answer_message(answer: Answer, incarnation: int) -> vnode_pb2.MergeAnswer:
         reason=answer.reason[:200],
         sequence=answer.sequence,
         primary_incarnation=incarnation,
-        anchor_digest=answer.anchor.digest,
-        anchor_bytes=len(answer.anchor.data),
+        anchor_digest=answer.anchor.digest if answer.anchor is not None else "",
+        anchor_bytes=len(answer.anchor.data) if answer.anchor is not None else 0,
     )
 
 

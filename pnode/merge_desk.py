@@ -36,7 +36,7 @@ MAX_WEIGHTS_BYTES: Final = 32 * MIB
 of which most has come: whoever announces much and sends little keeps nobody out.
 """
 ANCHOR_GAP_S: Final = 3.0
-"""Between two anchors that a sibling is given without having brought a delta: each may be a whole state, captured for it alone."""
+"""Between two anchors that a sibling is given without having brought a delta in between: each may be a whole state, captured for it alone."""
 ANSWER_S: Final = 60.0
 """How long a question waits for the core, which answers between two computations."""
 
@@ -52,7 +52,8 @@ class Answer:
     code: str
     reason: str
     sequence: int
-    anchor: Anchor
+    anchor: Anchor | None
+    """None: the sibling has measured its delta against one, and goes on from that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class Brought:
     num_batches: int
     data: bytes
     """The weights as they came."""
+    is_measured: bool = True
+    """Whether it names the anchor that it was measured against; else its contributor goes on from the one that it is answered with."""
 
     @property
     def size_bytes(self) -> int:
@@ -92,8 +95,8 @@ class _Open:
 class MergeDesk:
     """``post`` takes a MergeAsked; ``check`` decodes a delta's weights (blocks; any thread); ``full``: no further anchor can be made now.
 
-    ``may_begin``: whether a delta may begin with that state or anchor. Where audits are in force it is replayed from there, whatever that is: one that nothing
-    leads to would be a state of the contributor's own making.
+    ``may_begin``: whether a delta may begin with that state or anchor, and be measured against it. Where audits are in force it is replayed from there,
+    whatever that is: one that nothing leads to would be a state of the contributor's own making.
     """
 
     def __init__(
@@ -111,7 +114,7 @@ class MergeDesk:
         """Weights, as far as they are here."""
         self._turns = Turns()
         self._anchors: dict[ReplicaId, float] = {}
-        """When each was given one without a delta."""
+        """When each was given one, and has brought no delta since."""
         self._next = 1
         self._closed = False
 
@@ -153,7 +156,7 @@ class MergeDesk:
             raise _overloaded()
         request, self._next = self._next, self._next + 1
         self._open[request] = waiting
-        is_astray = delta is not None and not self._may_begin(delta.delta.anchor_digest)
+        is_astray = delta is not None and not all(map(self._may_begin, (delta.delta.anchor_digest, delta.measured)))
         self._post(MergeAsked(self._clock.monotonic(), request, source, sequence or None, batches, brought, is_astray))
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -184,10 +187,14 @@ class MergeDesk:
     def answer(self, request: int, verdict: Verdict, code: str, reason: str, anchor: Anchor) -> None:
         """Answers a question."""
         found = self._open.pop(request)
-        if found.brought is None:
+        brought = found.brought
+        if brought is None:
             self._anchors[found.sibling] = self._clock.monotonic()
+        else:
+            self._anchors.pop(found.sibling, None)
         if not found.answered.done():
-            found.answered.set_result(Answer(verdict, code, reason, found.sequence, anchor))
+            is_alone = brought is not None and brought.is_measured
+            found.answered.set_result(Answer(verdict, code, reason, found.sequence, None if is_alone else anchor))
 
     def defer(self, request: int, error: DcnrError) -> None:
         """Answers a question with an error: nothing has happened."""
@@ -247,7 +254,7 @@ class MergeDesk:
                 return self._check(data, delta.delta.codec)
 
             weights = await asyncio.get_running_loop().run_in_executor(self._executor, checked)
-            return Brought(statement, weights, len(delta.batches), data)
+            return Brought(statement, weights, len(delta.batches), data, is_measured=bool(delta.delta.measured_digest))
         finally:
             if self._coming.get(delta.replica) is coming:
                 del self._coming[delta.replica]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol, assert_never
 
@@ -16,7 +16,7 @@ from dcnr.ids import Digest, ReplicaId, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.ports import Clock
 from dcnr.v1 import identity_pb2, vnode_pb2
-from pnode.anchors import Anchor, Question, check_reply
+from pnode.anchors import Anchor, Question, Reply, check_anchor, check_verdict
 from pnode.books import Books
 from pnode.chain import CommitChain
 from pnode.held_out import HeldOut
@@ -97,6 +97,17 @@ class Directory(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The delta that was made last, while no anchor shows it."""
+
+    sequence: int
+    statement: identity_pb2.Envelope
+    batches: IntervalSet
+    data: bytes
+    codec: str
+
+
 class Merges:
     """One per hosted replica, whatever its role."""
 
@@ -109,7 +120,7 @@ class Merges:
         self._calls, self._directory, self._clock, self._executor, self._told = calls, directory, clock, executor, told
         self._neighbours = Neighbours({}, {}, 1)
         self._anchor: Anchor | None = None
-        self._delta: tuple[int, identity_pb2.Envelope, IntervalSet, bytes] | None = None
+        self._delta: _Kept | None = None
         self._asking: asyncio.Task[None] | None = None
         self._asked_for_room = False
         self.held_out = HeldOut()
@@ -145,9 +156,10 @@ class Merges:
                 self._asking = self._host.spawn(self._ask, instruction)
             case mev.Rebase():
                 self._host.spawn(self._rebase, instruction)
+            case mev.MergeOwn():
+                self._host.spawn(self._merge_own, instruction)
             case mev.Lead():
                 self._chain.lead(instruction.own)
-                self._host.books.lead()
                 self._compute.lead()
                 self._delta = None
             case mev.MergeDeltas():
@@ -168,22 +180,25 @@ class Merges:
     # ---- a contributor ------------------------------------------------------------------------------------------------------
 
     async def _make_delta(self, job: mev.MakeDelta) -> None:
-        codec = self._codec()
+        codec, anchor = self._codec(), job.anchor
 
         def make() -> tuple[bytes, Digest]:
-            data = self._compute.delta(codec)
+            data = self._compute.delta(codec, anchor.data)
             return data, digest_of(data)
 
         try:
-            (data, digest), _ = await self._host.on_thread(make)
             log = await self._host.books.log(self._chain.state_digest)
+            (data, digest), _ = await self._host.on_thread(make)
         except Exception as error:  # noqa: BLE001  VNode boundary: the core decides what a failed computation means
             self._host.failed_on_thread(error)
             return
-        envelope = self._chain.delta(job.sequence, codec, digest, len(data), steps=digest_of(log) if log else "")
-        ended = self._host.books.ended(envelope, log, self._host.state_info(self._info.lineage), displacement=data)
+        envelope = self._chain.delta(
+            job.sequence, codec, digest, len(data), measured=anchor.digest, commits=anchor.commits, steps=digest_of(log) if log else "",
+        )  # fmt: skip
+        ended = self._host.books.ended(envelope, log, anchor.info, displacement=data, measured=anchor.data)
         await self._host.books.keep(ended, digest_of_envelope(envelope), None)
-        self._delta = (job.sequence, envelope, job.batches, data)
+        self._delta = _Kept(job.sequence, envelope, job.batches, data, codec)
+        self._host.relearned(anchor.info)
         self._host.post(mev.DeltaMade(self._clock.monotonic(), job.sequence, job.batches))
 
     def _codec(self) -> str:
@@ -201,7 +216,7 @@ class Merges:
                 raise Unavailable("the plan here has no such replica", code="unknown_replica")
             question, opening, weights = self._question(job, planned)
             reply = await self._calls.ask(question.worker, opening, weights, max_anchor_bytes=self._max_anchor_bytes)
-            verdict, anchor = await self._in_executor(lambda: check_reply(reply, question, self._info, self._compute.check_anchor))
+            event = await self._event(job, question, reply)
         except DcnrError as error:
             if not isinstance(error, Unavailable) and error.code not in TOO_EARLY:
                 self._told("merge_fault", job.primary, f"{error.code}: {error.message}")
@@ -211,7 +226,15 @@ class Merges:
                 mev.MergeUnanswered(self._clock.monotonic(), job.ask, f"{error.code}: {error.message}", error.code in TOO_EARLY)
             )
             return
-        self._host.post(mev.AnchorArrived(self._clock.monotonic(), job.ask, question.primary, verdict, anchor.lineage, anchor))
+        self._host.post(event)
+
+    async def _event(self, job: mev.AskMerge, question: Question, reply: Reply) -> mev.AnchorArrived | mev.DeltaAnswered:
+        """What may be believed of a reply. Raises RemoteFault, Corrupt, Refused."""
+        verdict = check_verdict(reply, question)
+        if question.sequence:
+            return mev.DeltaAnswered(self._clock.monotonic(), job.ask, question.primary, verdict)
+        anchor = await self._in_executor(lambda: check_anchor(reply, question, self._info, self._compute.check_anchor))
+        return mev.AnchorArrived(self._clock.monotonic(), job.ask, question.primary, anchor.lineage, anchor)
 
     def _question(self, job: mev.AskMerge, planned: Planned) -> tuple[Question, vnode_pb2.MergeOpen, bytes]:
         standing = self._fixed.standing
@@ -222,30 +245,57 @@ class Merges:
             network_id=standing.network_id, model=standing.model, job_id=standing.job_id, contributor=standing.peer.replica,
             incarnation=standing.peer.incarnation, primary=planned.replica,
         )  # fmt: skip
-        batches, weights = IntervalSet.empty(), b""
+        weights = b""
         if job.sequence is not None:
-            if self._delta is None or self._delta[0] != job.sequence:
-                raise InvariantBroken(f"delta {job.sequence} is not kept", code="no_delta")
-            _, envelope, batches, weights = self._delta
-            opening.delta.CopyFrom(envelope)
+            kept = self._kept(job.sequence)
+            weights = kept.data
+            opening.delta.CopyFrom(kept.statement)
         primary = Peer(planned.replica, worker.incarnation)
-        return Question(standing, primary, worker, job.sequence or 0, batches), opening, weights
+        return Question(standing, primary, worker, job.sequence or 0), opening, weights
+
+    def _kept(self, sequence: int) -> _Kept:
+        if self._delta is None or self._delta.sequence != sequence:
+            raise InvariantBroken(f"delta {sequence} is not kept", code="no_delta")
+        return self._delta
 
     async def _rebase(self, job: mev.Rebase) -> None:
         anchor: Anchor = job.anchor
+        kept = self._delta if job.keep_open else None
+
+        def rebase() -> None:
+            taken_back = self._compute.check_delta(kept.data, kept.codec) if kept is not None else None
+            share, _ = counts_of(job.num_learning)
+            self._compute.rebase(anchor.data, keep_after=job.keep_after, taken_back=taken_back, share=share)
+
         try:
-            await self._host.on_thread(
-                lambda: self._compute.rebase(anchor.data, keep_open=job.keep_open, keep_after=job.keep_after)
-            )
+            await self._host.on_thread(rebase)
         except Exception as error:  # noqa: BLE001  VNode boundary
             self._host.failed_on_thread(error)
             return
         self._chain.rebase(anchor.digest, anchor.commits, keep_open=job.keep_open, keep_after=job.keep_after)
         await self._host.books.rebased(anchor.data, anchor.info)
-        if not job.keep_open:
-            self._delta = None
+        self._delta = None
         self._host.relearned(replace(anchor.info, lineage=job.lineage))
         self._host.post(mev.Rebased(self._clock.monotonic()))
+
+    async def _merge_own(self, job: mev.MergeOwn) -> None:
+        """As a primary does with a sibling's, before this replica is one: the first commit says so."""
+        kept = self._kept(job.sequence)
+
+        def merge() -> None:
+            share, centred = counts_of(job.num_learning)
+            delta = self._compute.check_delta(kept.data, kept.codec)
+            self._compute.merge([delta], [len(kept.batches)], [share], centred=centred)
+
+        try:
+            await self._host.on_thread(merge)
+        except Exception as error:  # noqa: BLE001  VNode boundary
+            self._host.failed_on_thread(error)
+            return
+        self._chain.merged(kept.statement, job.num_learning)
+        await self._host.books.merged([kept.data])
+        self._host.relearned(self._host.state_info(job.lineage))
+        self._host.post(mev.OwnMerged(self._clock.monotonic()))
 
     # ---- a primary ----------------------------------------------------------------------------------------------------------
 

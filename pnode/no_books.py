@@ -25,16 +25,13 @@ class NoBooks:
     def anchored(self, *noted: object) -> None:
         """Nothing."""
 
-    def ended(self, *noted: object, displacement: bytes = b"") -> None:
+    def ended(self, *noted: object, displacement: bytes = b"", measured: bytes = b"") -> None:
         """Nothing."""
 
     async def keep(self, *noted: object) -> None:
         """Nothing."""
 
     async def rebased(self, *noted: object) -> None:
-        """Nothing."""
-
-    def lead(self) -> None:
         """Nothing."""
 
     async def decided(self, *noted: object) -> None:

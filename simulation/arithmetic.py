@@ -57,7 +57,9 @@ def lineage_of(anchor: bytes) -> IntervalSet:
 
 
 class Maths:
-    """The compute port of one simulated replica: an anchor, the open delta, and what was learned after it."""
+    """The compute port of one simulated replica: an anchor with what was learned on it, and the open delta beside it. All three are in ``state``: a replica
+    that leads takes in what is open first.
+    """
 
     def __init__(self, state: State) -> None:
         self.state = self._anchor = state
@@ -73,21 +75,30 @@ class Maths:
         """Everything in the state, and the lineage that it is said to have."""
         return json.dumps([self.state.vnode, lineage.pairs(), self.state.learned]).encode()
 
-    def delta(self) -> bytes:
-        """Sets apart what was learned since the last one."""
-        self.open, self.after = self.after, ()
+    def delta(self, anchor: bytes) -> bytes:
+        """Hands in what was learned since the last one, and goes on from the anchor."""
+        self._stand(anchor, self.after, ())
         return json.dumps(self.open).encode()
 
+    def merge_own(self) -> None:
+        """Takes in what is open."""
+        self._anchor, self.open = self._anchor.take_in(self.open), ()
+        self.state = self._anchor.take_in(self.after)
+
     def lead(self) -> None:
-        """Everything in the state is the anchor from here on."""
-        self._anchor, self.open, self.after = self.state, (), ()
+        """Everything in the weights is the anchor from here on, and what is open is gone."""
+        self._anchor, self.open, self.after = self._anchor.take_in(self.after), (), ()
+        self.state = self._anchor
 
     def rebase(self, anchor: bytes, *, keep_open: bool, keep_after: bool) -> None:
-        """The anchor and what is kept."""
+        """The anchor and what is kept; nothing is open."""
+        self._stand(anchor, (), (*(self.open if keep_open else ()), *(self.after if keep_after else ())))
+
+    def _stand(self, anchor: bytes, open_: tuple[int, ...], after: tuple[int, ...]) -> None:
         vnode, _, batches = json.loads(anchor)
-        self.open, self.after = self.open if keep_open else (), self.after if keep_after else ()
+        self.open, self.after = open_, after
         self._anchor = initial_state(vnode).take_in(batches)
-        self.state = self._anchor.take_in((*self.open, *self.after))
+        self.state = self._anchor.take_in((*open_, *after))
 
     def merge(self, deltas: Iterable[bytes]) -> None:
         """Takes in what others learned."""

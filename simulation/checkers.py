@@ -99,11 +99,11 @@ class Checkers:
     def learning(self, shell: ReplicaShell, learn: ev.Learn) -> None:
         """Before a step: the state must not hold that batch yet."""
         self.num_learned += 1
-        self._between(shell, learn.batch)
         twice = learn.batch in shell.state.lineage
+        apart = len(shell.maths.open) if shell.config.audited else 0
         self._world.require(not twice, "exactly_once", f"{shell.replica}: batch {learn.batch} is learned twice")
         self._world.require(
-            learn.num_learned == len(shell.state.lineage), "num_learned", f"{shell.replica}: step {learn.num_learned}"
+            learn.num_learned == len(shell.state.lineage) - apart, "num_learned", f"{shell.replica}: step {learn.num_learned}"
         )
 
     def forwarding(self, shell: ReplicaShell, forward: ev.Forward) -> None:
@@ -115,7 +115,6 @@ class Checkers:
             self.num_forwarded += 1
             if self._goes_around(shell, forward.batch):
                 self._around.add((shell.vnode, forward.batch))
-            self._between(shell, forward.batch)
             is_own = forward.batch in shell.owned - state.lineage
             self._world.require(not is_own, "learn_first", f"{where} is recomputed and was still to be learned")
         elif forward.lane.split == "test":
@@ -127,11 +126,6 @@ class Checkers:
         edges = (edge for other in self._world.members() for edge in other.edges.values() if not edge.is_up)
         away = {edge.asked for edge in edges if vnode_of(edge.asked) == shell.vnode}
         return batch not in shell.owned and self._world.owner(shell.vnode, batch) in away
-
-    def _between(self, shell: ReplicaShell, batch: int) -> None:
-        """Where audits are drawn nothing is learned or computed again between a delta and the anchor that answers it: it would be in no interval."""
-        is_between = shell.config.audited and bool(shell.maths.open)
-        self._world.require(not is_between, "interval", f"{shell.replica}: batch {batch} while delta {shell.maths.open} is open")
 
     def snapshot(self, shell: ReplicaShell, snapshot: ev.TakeSnapshot) -> None:
         """The lineage that goes into the file is the state's, and the state is the sum of its lineage."""
@@ -146,11 +140,11 @@ class Checkers:
         self._world.require(state.is_sum, "exactly_once", f"{shell.replica}: {sorted(state.learned)} after {work!r:.200}")
         kept = shell.maths.open + shell.maths.after if isinstance(work, mev.Rebase) and shell.config.audited else ()
         self._world.require(not kept, "interval", f"{shell.replica}: {kept} are kept over an anchor")
-        if not isinstance(work, mev.MakeDelta):
-            if shell.core.view().lineage - work.lineage:
-                self._world.authority.disturbed(0.0)  # what was dropped is needed again: floors may fall
-            is_true = work.lineage == state.lineage
-            self._world.require(is_true, "true_lineage", f"{shell.replica}: says {work.lineage}, holds {state.lineage}")
+        lineage = work.lineage | work.batches if isinstance(work, mev.MakeDelta) else work.lineage
+        if shell.core.view().lineage - lineage:
+            self._world.authority.disturbed(0.0)  # what was dropped is needed again: floors may fall
+        is_true = lineage == state.lineage
+        self._world.require(is_true, "true_lineage", f"{shell.replica}: says {lineage}, holds {state.lineage}")
 
     def leads(self, shell: ReplicaShell, lead: mev.Lead) -> None:
         """A replica becomes primary: with what it holds."""

@@ -1,4 +1,4 @@
-"""Merges of the control world: signed deltas, the primary's real judgement of them, and the anchor that comes back with the commits behind it.
+"""Merges of the control world: anchors with the commits behind them, signed deltas measured against them, and the primary's real judgement of those.
 
 An exchange takes no time here, but its answer may be lost: then the delta stays open and is brought again. Who calls is not modelled: what a delta says
 has to follow from its signature and its delegation.
@@ -55,34 +55,46 @@ class Desk:
 
 @dataclass(slots=True)
 class Owed:
-    """A contributor's side: at most one delta is open, and is brought until it is answered."""
+    """A contributor's side: at most one delta is open, and is brought until it is answered. What was merged is kept until an anchor shows it."""
 
     sequence: int = 0
     batches: IntervalSet = _NONE
     delta: identity_pb2.Envelope | None = None
+    primary: Peer | None = None
+    """Whose anchor it was measured against."""
+    is_merged: bool = False
 
-    def set_apart(self, replica: Replica) -> None:
-        """What was learned since the last delta, if none is open."""
-        batches = replica.lineage - replica.anchor
-        if self.delta is None and batches:
-            self.sequence += 1
-            weights = f"{replica.replica} {replica.incarnation} {self.sequence}".encode()
-            self.batches = batches
-            self.delta = replica.chain.delta(self.sequence, "raw", Digest(digest_of(weights)), len(weights), steps=replica.steps)
+    def hand_in(self, replica: Replica, batches: IntervalSet, anchor: Anchor, primary: Peer) -> None:
+        """How far the replica is from that anchor, having learned those batches."""
+        self.sequence += 1
+        weights = f"{replica.replica} {replica.incarnation} {self.sequence}".encode()
+        self.batches, self.primary, self.is_merged = batches, primary, False
+        self.delta = replica.chain.delta(
+            self.sequence, "raw", Digest(digest_of(weights)), len(weights), measured=anchor.digest, commits=anchor.commits, steps=replica.steps,
+        )  # fmt: skip
 
     def settled(self) -> None:
         """It is in the anchor or nowhere."""
-        self.batches, self.delta = _NONE, None
+        self.batches, self.delta, self.primary, self.is_merged = _NONE, None, None, False
 
 
 def exchange(replica: Replica, pnode: PNodeShell, primary: Replica, *, is_heard: bool) -> bool:
-    """One call of a contributor or standby to ``primary`` on ``pnode``; True if it goes on from the anchor that came back."""
-    replica.owed.set_apart(replica)
+    """A call of a contributor or standby to ``primary`` on ``pnode`` for its anchor, and one that brings what was measured against it; ``is_heard``: whether
+    the answer to the last one is. True if all was answered.
+    """
+    owed, asked = replica.owed, Peer(ReplicaId(primary.replica), primary.incarnation)
     asker = Peer(ReplicaId(replica.replica), replica.incarnation)
-    reply = answer(pnode, primary, asker, replica.owed.delta)
+    if owed.delta is None or owed.is_merged or owed.primary != asked:
+        reply = answer(pnode, primary, asker, None)
+        if reply is None or not (is_heard or replica.fresh):
+            return False
+        replica.stand(reply.anchor, asked)
+    if owed.delta is None:
+        return True
+    reply = answer(pnode, primary, asker, owed.delta)
     if reply is None or not is_heard:
         return False
-    replica.rebase(reply.verdict, reply.anchor)
+    replica.judged(reply.verdict)
     return True
 
 
@@ -99,7 +111,11 @@ def answer(pnode: PNodeShell, primary: Replica, asker: Peer, envelope: identity_
             return None
     desk.num_asked += 1
     sequence, batches = (int(delta.delta.sequence), delta.batches) if delta is not None else (None, _NONE)
-    is_astray = delta is not None and bool(primary.steps) and not primary.chain.leads_over(delta.delta.anchor_digest)
+    is_astray = (
+        delta is not None
+        and bool(primary.steps)
+        and not all(map(primary.chain.leads_over, (delta.delta.anchor_digest, delta.measured)))
+    )
     if merging.asked(MergeAsked(pnode.loop.time(), desk.num_asked, asker, sequence, batches, envelope, is_astray)):
         return None
     match merging.computation(primary.lineage):

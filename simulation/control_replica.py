@@ -19,7 +19,7 @@ from pnode.chain import CommitChain, Standing
 from simulation.control_merges import Anchor, Desk, Owed
 from trust.late_draw import UNLEARNED
 from vnode.merging import Merging
-from vnode.vocabulary import Verdict
+from vnode.vocabulary import Peer, Verdict
 
 MERGE_S: Final = 2.0
 ALONE_S: Final = 10.0
@@ -91,7 +91,9 @@ class Replica:
     @property
     def unmerged(self) -> IntervalSet:
         """What it has learned and its primary has not taken in."""
-        return IntervalSet.empty() if self.leads else self.lineage - self.anchor
+        return (
+            IntervalSet.empty() if self.leads else self.fresh | (IntervalSet.empty() if self.owed.is_merged else self.owed.batches)
+        )
 
     def hands_over(self, now_s: float) -> bool:
         """Whether it learns nothing for that."""
@@ -116,8 +118,7 @@ class Replica:
         elif not leaders:
             self.primary.Clear()
         if was_told and self.leads and not led:
-            self.chain.lead(self.lineage - self.anchor)
-            self.owed.settled()
+            self._lead()
             return True
         return False
 
@@ -145,17 +146,45 @@ class Replica:
         self.lineage = lineage
         self.num_merged += 1
 
-    def rebase(self, verdict: Verdict, anchor: Anchor) -> None:
-        """Goes on from the primary's anchor: the delta that was answered is in it or nowhere, what was learned after it stays if it is in neither."""
-        after = self.lineage - self.anchor - self.owed.batches
-        keep_after = after.isdisjoint(anchor.lineage)
-        self.chain.rebase(anchor.digest, anchor.commits, keep_open=False, keep_after=keep_after)
+    @property
+    def fresh(self) -> IntervalSet:
+        """What it has learned on its anchor."""
+        return self.lineage - self.anchor - self.owed.batches
+
+    def stand(self, anchor: Anchor, primary: Peer) -> None:
+        """Goes on from the primary's anchor. What it learned on the one before is handed in; what that lacks of an older delta it has learned, unless audits
+        are in force.
+        """
+        fresh, owed = self.fresh, self.owed
+        takes_back = bool(owed.batches) and not self.steps and owed.batches.isdisjoint(anchor.lineage)
+        if fresh and fresh.isdisjoint(anchor.lineage) and not takes_back:
+            owed.hand_in(self, fresh, anchor, primary)
+            self.lineage = anchor.lineage | fresh
+        else:
+            kept = owed.batches if takes_back else IntervalSet.empty()
+            keep_after = not self.steps and fresh.isdisjoint(anchor.lineage | kept)
+            self.chain.rebase(anchor.digest, anchor.commits, keep_open=takes_back, keep_after=keep_after)
+            self.lineage = anchor.lineage | kept | (fresh if keep_after else IntervalSet.empty())
+            owed.settled()
+        self.anchor, self.kept, self.anchored = anchor.lineage, anchor.kept, True
+
+    def judged(self, verdict: Verdict) -> None:
+        """What became of its delta."""
         self.num_merged += verdict is Verdict.MERGED
         self.num_refused += verdict is Verdict.REFUSED
+        self.owed.is_merged = verdict is Verdict.MERGED
+        if verdict is Verdict.REFUSED:
+            self.lineage = self.lineage - self.owed.batches
+            self.owed.settled()
+
+    def _lead(self) -> None:
+        """The primary from here on; its own delta that no anchor shows is merged first."""
+        fresh = self.fresh
+        if self.owed.delta is not None:
+            self.merging.plan(self.shares)
+            self.chain.merged(self.owed.delta, self.merging.num_learning)
+        self.chain.lead(fresh)
         self.owed.settled()
-        self.anchor, self.kept = anchor.lineage, anchor.kept
-        self.lineage = anchor.lineage | after if keep_after else anchor.lineage
-        self.anchored = True
 
     def report(self, step_s: float, now_s: float) -> orchestrator_pb2.ReplicaReport:
         """As the PNode sees it."""

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from simulation.replica_shell import ReplicaShell
 
 CALL_TIMEOUT_S = 6.0
-BetweenSteps = mev.MakeDelta | mev.Rebase | mev.MergeDeltas | mev.CaptureAnchor
+BetweenSteps = mev.MakeDelta | mev.Rebase | mev.MergeOwn | mev.MergeDeltas | mev.CaptureAnchor
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a contributor set apart last."""
+    """What a contributor handed in last."""
 
     sequence: int
     batches: IntervalSet
@@ -87,20 +87,24 @@ class Call:
         self.fail("the stream broke")
 
     def on_message(self, data: bytes) -> None:
-        """The answer, then the anchor."""
+        """The answer: a verdict, or the anchor behind it."""
         message = vnode_pb2.MergeResponse.FromString(data)
         if self.is_over:
             return
         if message.HasField("answer"):
             if message.answer.verdict == vnode_pb2.MERGE_VERDICT_UNSPECIFIED:
                 self.fail(message.answer.code)
+            elif self.ask.sequence is not None:
+                self.end()
+                verdict = next(verdict for verdict, value in VERDICTS.items() if value == message.answer.verdict)
+                primary = Peer(self.ask.primary, message.answer.primary_incarnation)
+                self.shell.feed(mev.DeltaAnswered(self.shell.now_s, self.ask.ask, primary, verdict))
             self.answer = message.answer
         elif self.answer is not None:
             self.end()
-            verdict = next(verdict for verdict, value in VERDICTS.items() if value == self.answer.verdict)
             primary = Peer(self.ask.primary, self.answer.primary_incarnation)
             lineage, now_s = arithmetic.lineage_of(message.chunk), self.shell.now_s
-            self.shell.feed(mev.AnchorArrived(now_s, self.ask.ask, primary, verdict, lineage, bytes(message.chunk)))
+            self.shell.feed(mev.AnchorArrived(now_s, self.ask.ask, primary, lineage, bytes(message.chunk)))
 
 
 @dataclass(eq=False)
@@ -172,7 +176,7 @@ class Merges:
         return self._count
 
     def answer(self, answer: mev.AnswerMerge | mev.DeferMerge) -> None:
-        """One answer to each question; a verdict goes with the anchor captured last."""
+        """One answer to each question: the verdict on a delta, or the anchor captured last."""
         shell, desk = self._shell, self._desks.pop(answer.request, None)
         if desk is None:
             shell.world.fail("merge_call", f"{shell.replica}: request {answer.request} is answered twice")
@@ -185,18 +189,21 @@ class Merges:
         held = shell.state.lineage
         shell.world.require(lineage == held, "fresh_anchor", f"{shell.replica}: answers with {lineage}, holds {held}")
         reply.verdict = VERDICTS[answer.verdict]
-        desk.answer(reply, data)
+        desk.answer(reply, data if delta is None else None)
 
     def carry_out(self, work: BetweenSteps) -> Event:
         """What is done to the state between two steps, and the word that it was."""
         shell, maths = self._shell, self._shell.maths
         match work:
             case mev.MakeDelta():
-                self._delta = Delta(work.sequence, work.batches, maths.delta())
+                self._delta = Delta(work.sequence, work.batches, maths.delta(work.anchor))
                 return mev.DeltaMade(shell.now_s, work.sequence, work.batches)
             case mev.Rebase():
                 maths.rebase(work.anchor, keep_open=work.keep_open, keep_after=work.keep_after)
                 return mev.Rebased(shell.now_s)
+            case mev.MergeOwn():
+                maths.merge_own()
+                return mev.OwnMerged(shell.now_s)
             case mev.MergeDeltas():
                 deltas = [self._deltas[request] for request in work.requests]
                 maths.merge(delta.data for delta in deltas if delta is not None)

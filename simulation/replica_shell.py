@@ -167,7 +167,7 @@ class ReplicaShell:
                 self._compute(self.step_s / 3, lambda: self._forward(instruction))
             case ev.TakeSnapshot():
                 self._compute(self.step_s / 2, lambda: self._snapshot(instruction))
-            case mev.MakeDelta() | mev.Rebase() | mev.MergeDeltas() | mev.CaptureAnchor():
+            case mev.MakeDelta() | mev.Rebase() | mev.MergeOwn() | mev.MergeDeltas() | mev.CaptureAnchor():
                 self._compute(self.step_s / 2, lambda: self._between_steps(instruction))
             case mev.AskMerge():
                 self.merges.ask(instruction)

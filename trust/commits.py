@@ -51,6 +51,11 @@ class VerifiedDelta:
     digest: Digest
     """Of the encoded weights."""
 
+    @property
+    def measured(self) -> str:
+        """Digest of what its displacement leads away from."""
+        return measured_of(self.delta)
+
 
 def open_commit(envelope: identity_pb2.Envelope, place: Place, *, now_wall: float | None = None) -> VerifiedCommit:
     """A commit about that place. ``now_wall`` None: its delegation need only have been valid when it was made.
@@ -97,6 +102,11 @@ def open_delta(envelope: identity_pb2.Envelope, place: Place) -> VerifiedDelta:
     if not all(math.isfinite(loss) for loss in delta.losses):
         raise Corrupt("a delta with a loss that is not finite", code="bad_delta")
     return VerifiedDelta(delta, delegation, replica, batches, digest)
+
+
+def measured_of(delta: model_pb2.Delta) -> str:
+    """Digest of the anchor that a delta was measured against; software before named none, and measured against what the delta begins with."""
+    return delta.measured_digest or delta.anchor_digest
 
 
 def follows(commit: model_pb2.Commit, parent: model_pb2.Commit) -> bool:

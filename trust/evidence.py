@@ -149,7 +149,7 @@ def _check_one_interval(opened: Sequence[tuple[Statement, NodeId]], envelopes: S
 
 def _named_by(statement: Statement) -> frozenset[str]:
     if isinstance(statement, model_pb2.Delta):
-        return frozenset((statement.anchor_digest, statement.digest, statement.steps_digest)) - {""}
+        return frozenset((statement.anchor_digest, statement.measured_digest, statement.digest, statement.steps_digest)) - {""}
     deltas = (parse(model_pb2.Delta, merged.delta.payload).digest for merged in statement.merges)
     own = (statement.parent_digest, statement.state_digest, statement.anchor_digest, statement.steps_digest)
     return frozenset((*own, *deltas)) - {""}

@@ -83,11 +83,11 @@ class Compute(Protocol):
         """What an anchor says about itself, after strict checks of all of it. Touches no state: may run on any thread."""
         ...
 
-    def delta(self, codec: str) -> bytes:
-        """How far the weights moved since `rebase` or the last delta, encoded (``raw`` or ``int8``): what the primary merges.
+    def delta(self, codec: str, anchor: bytes) -> bytes:
+        """How far the weights are from ``anchor``, encoded (``raw`` or ``int8``): what the primary merges. The state becomes that anchor.
 
-        What was learned since is *open* from here on: `rebase` keeps or drops it as a whole. What the codec lost stays with what is
-        learned after it.
+        Optimiser slots stay as they are, or are those of an anchor that is a whole state. What the codec lost stays with what is learned next, except on such
+        an anchor. Raises Corrupt for an anchor that is none of this stage and job.
         """
         ...
 
@@ -95,8 +95,8 @@ class Compute(Protocol):
         """A delta of this stage, decoded. Raises Corrupt. Touches no state: may run on any thread."""
         ...
 
-    def rebase(self, anchor: bytes, *, keep_open: bool, keep_after: bool) -> StateInfo:
-        """The state becomes ``anchor`` + what the open delta had learned + what was learned after it, each only if it is to be kept.
+    def rebase(self, anchor: bytes, *, keep_after: bool, taken_back: Delta | None = None, share: float = 0.0) -> StateInfo:
+        """The state becomes ``anchor`` + what was learned since it was last an anchor if that is to be kept + ``share`` of the delta ``taken_back``.
 
         What is not kept is gone. Optimiser slots stay as they are, or are those of an anchor that is a whole state.
         Raises Corrupt for an anchor that is none of this stage and job.

@@ -128,10 +128,8 @@ class ReplicaCore:
                     if self._holding.leads and not self._holding.is_leaving
                     else [mev.DeferMerge(event.request, NOT_PRIMARY, "this replica does not lead")]
                 )
-            case mev.AnchorArrived():
-                self._contributing.arrived(event)
-            case mev.MergeUnanswered():
-                self._contributing.unanswered(event)
+            case mev.AnchorArrived() | mev.DeltaAnswered() | mev.MergeUnanswered():
+                self._contributing.heard(event)
             case (
                 ev.LinkUp() | ev.LinkDown() | ev.NeedHeard() | ev.WindowHeard() | ev.AckHeard() | ev.DurableHeard()
                 | ev.FrameSent() | ev.FrameMissing()
@@ -174,9 +172,12 @@ class ReplicaCore:
                 self._entries.begin()
             case mev.DeltaMade(), mev.MakeDelta() if (event.sequence, event.batches) == (busy.sequence, busy.batches):
                 self._contributing.made(busy, self._now_s)
+                self._entries.begin()
             case mev.Rebased(), mev.Rebase():
                 self._contributing.rebased(busy, self._now_s)
                 self._entries.begin()
+            case mev.OwnMerged(), mev.MergeOwn():
+                self._holding.merge_own()
             case mev.MergesDone(), mev.MergeDeltas():
                 self._merging.merged(busy)
                 self._holding.merged(busy.lineage)
@@ -215,8 +216,8 @@ class ReplicaCore:
         match busy:
             case TakeSnapshot():
                 self._snapshots.failed(self._now_s)
-            case mev.MakeDelta() | mev.Rebase():
-                self._contributing.failed(self._now_s)
+            case mev.MakeDelta() | mev.Rebase() | mev.MergeOwn():
+                self._contributing.failed(busy, self._now_s)
             case mev.MergeDeltas() | mev.CaptureAnchor():
                 out += self._merging.failed(busy, event.reason)
                 for sibling, batches in self._merging.hopeless():
@@ -235,7 +236,7 @@ class ReplicaCore:
             batch, learns = train
             inputs = self._intake.take(TRAIN_LANE, batch)
             if learns:
-                return Learn(batch, inputs, len(self._holding.lineage), keep=self._keeps(batch))
+                return Learn(batch, inputs, self._holding.num_learned, keep=self._keeps(batch))
             return Forward(TRAIN_LANE, batch, Mode.FORWARD_ONLY, inputs)
         if evaluation is not None:
             lane, batch = evaluation
@@ -245,7 +246,7 @@ class ReplicaCore:
 
     def _next_between_steps(self) -> Computation | None:
         if not self._holding.leads:
-            return self._contributing.computation(self._now_s)
+            return self._contributing.computation(self._now_s, self._merging.num_learning)
         if reason := self._snapshots.reason(self._holding.lineage, self._now_s):
             return TakeSnapshot(self._holding.lineage, reason)
         return self._merging.computation(self._holding.lineage)
@@ -255,12 +256,11 @@ class ReplicaCore:
         can be learned. Tested against the lineage now (rule 8).
         """
         work, again, paused = self._work[TRAIN_LANE], None, self._paused_why()
-        is_over = bool(self._entries.why) or (not self._holding.leads and self._contributing.is_between)
         for batch in self._intake.ready(TRAIN_LANE):
             learns = batch in work.wanted
             if not learns and again is not None:
                 continue
-            is_allowed = not paused and batch in work.may_begin if learns else batch in work.forward_only and not is_over
+            is_allowed = not paused and batch in work.may_begin if learns else batch in work.forward_only and not self._entries.why
             if (
                 is_allowed
                 and self._retries.is_due(TRAIN_LANE, batch, self._now_s)
@@ -333,7 +333,7 @@ class ReplicaCore:
     def _take_stock(self, out: list[Instruction]) -> None:
         """Who leads, what is kept and sent, and what is needed: all that follows from sets of batches alone, whatever the time."""
         holding = self._holding
-        if self._role is Role.PRIMARY and not holding.leads and self._busy is None:
+        if self._role is Role.PRIMARY and not holding.leads and self._busy is None and not self._contributing.has_own:
             own = holding.lead()
             self._snapshots.force("new primary")
             out.append(mev.Lead(holding.lineage, own))
@@ -383,7 +383,7 @@ class ReplicaCore:
             failing=self._retries.failing(), computing=words(self._busy),
             learns_no_more=holding.is_leaving and not isinstance(self._busy, Learn), owed=self._outlet.lacking() & holding.lineage,
             last_loss=self._last_loss, stopped_why=self._stopped, role=self._role, owned=holding.owned,
-            unmerged=holding.open | holding.after, num_merged=merges.num_merged, num_refused=merges.num_refused,
+            unmerged=self._contributing.unmerged, num_merged=merges.num_merged, num_refused=merges.num_refused,
         )  # fmt: skip
 
     def check(self) -> None:

@@ -1,7 +1,8 @@
 """What the state of one replica holds, and what it has still to learn. Pure, torch-free.
 
-The state of a contributor is an anchor, plus the open delta (set apart, unanswered), plus what was learned after it. A primary's live
-weights are the anchor: there is nothing above it. Batches are in at most one of the three parts.
+The state of a contributor is an anchor, plus what was learned on it. Its open delta lies beside: it was handed in, and no anchor here shows it yet; until one
+does it can be taken back, so what it was learned from counts as held. A primary's live weights are the anchor: there is nothing above or beside it. Batches
+are in at most one of the three parts.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Holding:
         self.anchor = lineage
         """Lineage of the anchor; a primary's own lineage."""
         self.open = self.after = _NONE
+        """Batches of the open delta, and those learned on the anchor."""
         self.is_leaving = False
         """Nothing is learned; what it owns is still to be learned, by who follows."""
         self._count()
@@ -102,18 +104,26 @@ class Holding:
         else:
             self.after = self.after.add(batch)
 
-    def set_apart(self) -> None:
-        """What was learned since the last delta is open from here on. Raises InvariantBroken where one is open."""
-        if self.open:
-            raise InvariantBroken("two deltas are open", code="two_deltas")
-        self.open, self.after = self.after, _NONE
+    @property
+    def num_learned(self) -> int:
+        """How far it is by the schedule of rates. Where audits are drawn a step is made again from the state before it, which holds no open delta."""
+        return len(self.lineage) - (len(self.open) if self._config.audited else 0)
+
+    def hand_in(self, anchor: IntervalSet) -> None:
+        """What was learned since the last delta is open from here on, and the state is that anchor; the delta before it is there or nowhere."""
+        self.anchor, self.open, self.after = anchor & self.everything, self.after, _NONE
+        self._count()
 
     def rebase(self, anchor: IntervalSet, *, keep_open: bool, keep_after: bool) -> None:
-        """The state is that anchor and what was kept."""
+        """The state is that anchor and what was kept; nothing is open."""
         self.anchor = anchor & self.everything
-        self.open = self.open if keep_open else _NONE
-        self.after = self.after if keep_after else _NONE
+        self.after = (self.open if keep_open else _NONE) | (self.after if keep_after else _NONE)
+        self.open = _NONE
         self._count()
+
+    def merge_own(self) -> None:
+        """The open delta was merged here."""
+        self.anchor, self.open = self.anchor | self.open, _NONE
 
     def merged(self, lineage: IntervalSet) -> None:
         """Deltas were merged: the state holds ``lineage`` now."""
@@ -121,10 +131,11 @@ class Holding:
         self._count()
 
     def lead(self) -> IntervalSet:
-        """The whole state is the anchor from here on; gives what was in no anchor before."""
-        own = self.open | self.after
-        self.leads, self.anchor = True, self.lineage
+        """The state is the anchor from here on, and a delta that is still open is gone; gives what was learned on the anchor before."""
+        own = self.after
+        self.leads, self.anchor = True, self.anchor | own
         self.open = self.after = _NONE
+        self._count()
         return own
 
     def check(self) -> None:

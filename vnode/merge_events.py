@@ -1,8 +1,8 @@
 """What the replicas of one VNode tell each other, as events and instructions of the core; `vnode.events` has the rest.
 
-A contributor makes a delta, asks the primary to merge it, and takes over the anchor that comes back; the primary merges between its
-steps. All of it is computation on the state, so at most one of Learn, Forward, TakeSnapshot, MakeDelta, Rebase, MergeDeltas and
-CaptureAnchor is under way.
+A contributor asks for the primary's anchor, hands in as a delta how far its state is from that, and goes on from the anchor at once; the primary merges
+between its steps, and answers a delta with its verdict alone. All of it is computation on the state, so at most one of Learn, Forward, TakeSnapshot,
+MakeDelta, Rebase, MergeOwn, MergeDeltas and CaptureAnchor is under way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DeltaHandle = Any
 
 @dataclass(frozen=True, slots=True)
 class DeltaMade:
-    """Answers MakeDelta: what was learned since the last delta is set apart, signed and kept until the next one is made."""
+    """Answers MakeDelta: what was learned since the last delta is handed in, signed and kept until the next one is made; the state is the anchor."""
 
     now_s: float
     sequence: int
@@ -34,14 +34,23 @@ class DeltaMade:
 
 @dataclass(frozen=True, slots=True)
 class AnchorArrived:
-    """Answers AskMerge number ``ask``: the verdict on the delta that was brought, and the primary's anchor with its lineage."""
+    """Answers AskMerge number ``ask``, which asked for the anchor: the primary's of that moment, with its lineage."""
+
+    now_s: float
+    ask: int
+    primary: Peer
+    lineage: IntervalSet
+    anchor: AnchorHandle
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaAnswered:
+    """Answers AskMerge number ``ask``, which brought a delta: merged, or refused for ever."""
 
     now_s: float
     ask: int
     primary: Peer
     verdict: Verdict
-    lineage: IntervalSet
-    anchor: AnchorHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,13 @@ class MergeUnanswered:
 @dataclass(frozen=True, slots=True)
 class Rebased:
     """Answers Rebase: the state is the anchor and what was to be kept."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMerged:
+    """Answers MergeOwn: the delta is in the state."""
 
     now_s: float
 
@@ -102,18 +118,21 @@ class AnchorCaptured:
 
 @dataclass(frozen=True, slots=True)
 class MakeDelta:
-    """Set apart what was learned since the last delta (``batches``); answered by DeltaMade or ComputeFailed.
+    """Hand in how far the state is from ``anchor``, having learned ``batches`` since the last delta; the state is that anchor from here on, and its lineage
+    ``lineage``. Answered by DeltaMade or ComputeFailed.
 
-    The delta before it is settled: whatever the shell keeps of it can go.
+    The delta before it is in the anchor or nowhere: whatever the shell keeps of it can go.
     """
 
     sequence: int
     batches: IntervalSet
+    anchor: AnchorHandle
+    lineage: IntervalSet
 
 
 @dataclass(frozen=True, slots=True)
 class AskMerge:
-    """Bring delta ``sequence`` to the primary (None: ask for the anchor alone); answered by AnchorArrived or MergeUnanswered.
+    """Bring delta ``sequence`` to the primary, which is answered by DeltaAnswered, or (None) ask for its anchor: by AnchorArrived. Or by MergeUnanswered.
 
     It replaces an AskMerge that is still out: that call can be ended, its answer will be ignored.
     """
@@ -125,14 +144,29 @@ class AskMerge:
 
 @dataclass(frozen=True, slots=True)
 class Rebase:
-    """Make the state ``anchor`` + the open delta if ``keep_open`` + what was learned after it if ``keep_after``.
+    """Make the state ``anchor`` + the share of the open delta that a primary would take in if ``keep_open`` + what was learned after it if ``keep_after``;
+    ``num_learning`` as in MergeDeltas.
 
-    Answered by Rebased or ComputeFailed. What is not kept is gone; ``lineage`` is that of the state afterwards.
+    Answered by Rebased or ComputeFailed. What is not kept is gone, and no delta is open: both count as learned after the anchor. ``lineage`` is that of the
+    state afterwards.
     """
 
     anchor: AnchorHandle
     keep_open: bool
     keep_after: bool
+    num_learning: int
+    lineage: IntervalSet
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOwn:
+    """Take the open delta into the state, as a primary takes in that of a sibling: this replica is about to lead. Answered by OwnMerged or ComputeFailed.
+
+    ``num_learning`` as in MergeDeltas; ``lineage``: of the state afterwards.
+    """
+
+    sequence: int
+    num_learning: int
     lineage: IntervalSet
 
 
@@ -140,8 +174,8 @@ class Rebase:
 class Lead:
     """From here on this replica is the primary; not answered, and a TakeSnapshot follows before anything else is computed.
 
-    ``lineage`` is that of the state. ``own``: the part that lies in no anchor; those batches are the own ones of the next commit,
-    whose parent is the anchor this replica stands on.
+    ``lineage`` is that of the state. ``own``: what was learned on the anchor this replica stands on, which is the parent of the next commit; those batches
+    are its own ones.
     """
 
     lineage: IntervalSet
@@ -172,7 +206,7 @@ class CaptureAnchor:
 
 @dataclass(frozen=True, slots=True)
 class AnswerMerge:
-    """Answer the request with the verdict and the anchor captured last, which has the present lineage."""
+    """Answer the request: a delta with the verdict, a question for the anchor with the one captured last, which has the present lineage."""
 
     request: int
     verdict: Verdict
@@ -189,5 +223,7 @@ class DeferMerge:
     reason: str
 
 
-MergeEvent = DeltaMade | AnchorArrived | MergeUnanswered | Rebased | MergeAsked | MergesDone | AnchorCaptured
-MergeInstruction = MakeDelta | AskMerge | Rebase | Lead | MergeDeltas | CaptureAnchor | AnswerMerge | DeferMerge
+MergeEvent = (
+    DeltaMade | AnchorArrived | DeltaAnswered | MergeUnanswered | Rebased | OwnMerged | MergeAsked | MergesDone | AnchorCaptured
+)
+MergeInstruction = MakeDelta | AskMerge | Rebase | MergeOwn | Lead | MergeDeltas | CaptureAnchor | AnswerMerge | DeferMerge

@@ -1,7 +1,7 @@
 """A primary's side of merges: which deltas are taken in, and what each sibling that asks is answered. Pure.
 
 A delta is merged only if it is disjoint from the lineage when it is applied, never when it is queued (PROTOCOL.md, rule 8); all that
-wait are merged in one go, between two steps. Every answer goes with the anchor as it is at that moment. What was merged is
+wait are merged in one go, between two steps. A delta is answered with the verdict; who asks for the anchor gets it as it is at that moment. What was merged is
 remembered by (incarnation, sequence), so that a question asked again gets the same answer. A sibling whose delta failed twice on the same
 state will bring it again and again, since nothing that it follows from has changed: then the primary learns these batches itself.
 """
@@ -47,13 +47,14 @@ class Merging:
         self._hopeless: list[tuple[ReplicaId, IntervalSet]] = []
         self._captured: IntervalSet | None = None
         self._one_by_one = False
-        self._num_learning = _AT_LEAST
+        self.num_learning = _AT_LEAST
+        """Replicas that learn by the newest plan, the primary among them."""
         self.num_merged = self.num_refused = 0
 
     def plan(self, shares: Sequence[Share]) -> list[DeferMerge]:
         """Whose deltas are taken in, and what each counts: one part of as many as there are replicas that learn, itself among them. Who left is forgotten."""
         siblings = self._siblings = frozenset(share.replica for share in shares)
-        self._num_learning = max(_AT_LEAST, sum(share.weight > 0 for share in shares))
+        self.num_learning = max(_AT_LEAST, sum(share.weight > 0 for share in shares))
         self._incarnations = {replica: known for replica, known in self._incarnations.items() if replica in siblings}
         self._merged = {replica: last for replica, last in self._merged.items() if replica in siblings}
         self._failed_on = {replica: lineage for replica, lineage in self._failed_on.items() if replica in siblings}
@@ -80,7 +81,7 @@ class Merging:
                 self._under_way.append(event)
                 total |= event.batches
         if self._under_way:
-            return MergeDeltas(tuple(event.request for event in self._under_way), self._num_learning, total)
+            return MergeDeltas(tuple(event.request for event in self._under_way), self.num_learning, total)
         return None if self._captured == lineage else CaptureAnchor(lineage)
 
     def _in_order(self) -> list[MergeAsked]:

@@ -8,10 +8,10 @@ from dcnr.ids import ReplicaId, VNodeId
 from dcnr.intervals import IntervalSet
 from vnode.evaluation import Evaluation
 from vnode.events import Forward, Learn, TakeSnapshot
-from vnode.merge_events import CaptureAnchor, MakeDelta, MergeDeltas, Rebase
+from vnode.merge_events import CaptureAnchor, MakeDelta, MergeDeltas, MergeOwn, Rebase
 from vnode.vocabulary import Lane, Role
 
-Computation = Learn | Forward | TakeSnapshot | MakeDelta | Rebase | MergeDeltas | CaptureAnchor
+Computation = Learn | Forward | TakeSnapshot | MakeDelta | Rebase | MergeOwn | MergeDeltas | CaptureAnchor
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class ReplicaView:
     owned: IntervalSet
     """The batches that it has to learn, by the newest plan's shares."""
     unmerged: IntervalSet
-    """At a contributor: of the lineage, what is in no anchor yet."""
+    """At a contributor: of the lineage, what no primary is known to have."""
     num_merged: int
     """At the primary: deltas merged; at a contributor: own deltas merged."""
     num_refused: int
@@ -106,6 +106,8 @@ def words(computation: Computation | None) -> str:
             return f"delta {computation.sequence} of {len(computation.batches)} batches"
         case Rebase():
             return "taking over the anchor"
+        case MergeOwn():
+            return f"merging its own delta {computation.sequence}"
         case MergeDeltas():
             return f"merging {len(computation.requests)} deltas"
         case CaptureAnchor():

@@ -1,8 +1,7 @@
 """`vnode.compute.Compute` with torch: one VNode's forward pass, local step and state, on one device, in float32.
 
-Nothing flows back: inputs are detached, outputs carry no graph, gradients exist only inside `learn`. A call that fails leaves
-weights,
-optimiser slots and running statistics as they were.
+Nothing flows back: inputs are detached, outputs carry no graph, gradients exist only inside `learn`. A call that fails leaves weights, optimiser slots and
+running statistics as they were.
 """
 
 from __future__ import annotations
@@ -25,17 +24,14 @@ from vnode.clipping import Centre, begun
 from vnode.compute import EvalResult, StepResult
 from vnode.state import DISTANCES, Array, StateInfo, StateSchema, anchor_schema, parse, serialise
 from vnode.torch_memory import Memory
-from vnode.torch_merging import Base, DeltaValues, Merged, decode, encode, outer_step
+from vnode.torch_merging import DeltaValues, Merged, decode, measured, outer_step
 from vnode.torch_objective import cross_entropy
 from vnode.torch_stage import StageModule, optimizer_of, schema_of, skeleton
 from vnode.vocabulary import Mode
 
 
 class TorchCompute:
-    """The maths of one replica of ``stage``.
-
-    Computes nothing before `restore`. ``threads`` 0 leaves torch's setting; it holds for the process.
-    """
+    """The maths of one replica of ``stage``. Computes nothing before `restore`. ``threads`` 0 leaves torch's setting; it holds for the process."""
 
     def __init__(
         self,
@@ -65,7 +61,7 @@ class TorchCompute:
         self._parameters: list[Tensor] = []
         self._slots: dict[str, list[Tensor]] = {}
         self._updates = 0
-        self._base: Base | None = None
+        self._base: list[Tensor] | None = None
         self._centre: Centre | None = None
 
     def restore(self, state: bytes | memoryview | Path) -> StateInfo:
@@ -189,7 +185,7 @@ class TorchCompute:
     def follow(self) -> None:
         """What is learned from here on lies above the weights as they are now."""
         self._ready()
-        self._base = Base(self._parameters)
+        self._base = [value.detach().clone() for value in self._parameters]
 
     def lead(self) -> None:
         """The state stays as it is; what `rebase` would need is let go."""
@@ -205,36 +201,43 @@ class TorchCompute:
         """What an anchor says about itself. Raises Corrupt."""
         return self._parsed(anchor, self._anchor_schema)[0]
 
-    def delta(self, codec: str) -> bytes:
-        """What was learned since the base is open from here on; with a lossy codec, what others will decode, and the rest stays."""
-        module, base = self._ready(), self._based()
-        moved = dict(zip(self._names, map(_array, base.moved(self._parameters)), strict=True))
-        data = encode(DeltaValues(moved, {name: _array(buffer) for name, buffer in module.named_buffers()}), codec)
-        decoded = decode(data, codec, self._schema).weights
-        base.set_apart([self._tensor(decoded[name]) for name in self._names])
+    def delta(self, codec: str, anchor: bytes) -> bytes:
+        """How far the weights are from ``anchor``, which they are from here on. What the codec lost stays on top, unless anchors are whole states."""
+        buffers, _ = {name: _array(buffer) for name, buffer in self._ready().named_buffers()}, self._based()
+        info, arrays = self._parsed(anchor, self._anchor_schema)
+        own = dict(zip(self._names, map(_array, self._parameters), strict=True))
+        data, rest = measured(own, buffers, arrays, codec, self._schema)
+        self._stand(info, arrays, {} if self._whole_anchors else {name: self._tensor(value) for name, value in rest.items()}, {})
         return data
 
     def check_delta(self, data: bytes, codec: str) -> DeltaValues:
         """A delta of this stage, decoded. Raises Corrupt and InvalidInput."""
         return decode(data, codec, self._schema)
 
-    def rebase(self, anchor: bytes, *, keep_open: bool, keep_after: bool) -> StateInfo:
-        """Weights on a new anchor; running statistics are the anchor's unless what was learned after the open delta is kept. Of an anchor that is a whole
-        state, slots are taken too.
-        """
+    def rebase(self, anchor: bytes, *, keep_after: bool, taken_back: DeltaValues | None = None, share: float = 0.0) -> StateInfo:
+        """Weights on a new anchor; running statistics are the anchor's unless what was learned after the open delta is kept."""
         module, base = self._ready(), self._based()
         info, arrays = self._parsed(anchor, self._anchor_schema)
-        with torch.no_grad():
-            values = [self._tensor(arrays[f"w/{name}"]) for name in self._names]
-            weights = base.rebase(self._parameters, values, keep_open=keep_open, keep_after=keep_after)
-            for parameter, value in zip(self._parameters, weights, strict=True):
-                parameter.copy_(value)
-            if not keep_after:
-                for name, buffer in module.named_buffers():
-                    buffer.copy_(self._tensor(arrays[f"b/{name}"]))
+        top: dict[str, Tensor] = {}
+        if keep_after:
+            top = {name: value.detach() - begun for name, value, begun in zip(self._names, self._parameters, base, strict=True)}
+        for name, moved in taken_back.weights.items() if taken_back is not None else ():
+            part = share * self._tensor(moved)
+            top[name] = top[name] + part if name in top else part
+        self._stand(info, arrays, top, {name: buffer.clone() for name, buffer in module.named_buffers()} if keep_after else {})
+        return info
+
+    def _stand(
+        self, info: StateInfo, arrays: Mapping[str, Array], top: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+    ) -> None:
+        """On that anchor, with what is on top of its weights, and these running statistics or its own."""
+        anchor = {name: self._tensor(array) for name, array in arrays.items() if name[:2] in ("w/", "b/")}
+        self._base = [anchor[f"w/{name}"] for name in self._names]
+        weights = {name: value + top[name] if name in top else value for name, value in zip(self._names, self._base, strict=True)}
+        own = {name[2:]: value for name, value in anchor.items() if name[:2] == "b/"}
+        self._take_over(self._ready(), Merged(weights, own | {**buffers}))
         if self._whole_anchors:
             self._take_slots(info, arrays)
-        return info
 
     def merge(
         self, deltas: Sequence[DeltaValues], num_batches: Sequence[int], shares: Sequence[float], *, centred: bool = False,
@@ -266,7 +269,7 @@ class TorchCompute:
             for name, buffer in module.named_buffers():
                 buffer.copy_(state.buffers[name])
 
-    def _based(self) -> Base:
+    def _based(self) -> list[Tensor]:
         if self._base is None:
             raise InvariantBroken("this replica leads: it has no base", code="no_base", vnode=self._stage.id)
         return self._base

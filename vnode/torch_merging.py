@@ -6,7 +6,7 @@ statistics where they arrived, raw. Its size follows from the schema and the cod
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,29 +89,16 @@ def outer_step(before: Merged, delta: DeltaValues, num_batches: int, share: floa
     return Merged(moved, settled, centre)
 
 
-class Base:
-    """What a contributor stands on: an anchor with the open delta; what it learned after is on top of both."""
-
-    def __init__(self, weights: Sequence[Tensor]) -> None:
-        self._base = [value.detach().clone() for value in weights]
-        self._open: list[Tensor] | None = None
-
-    def moved(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """How far ``weights`` are from the base."""
-        return [value.detach() - base for value, base in zip(weights, self._base, strict=True)]
-
-    def set_apart(self, displacement: Sequence[Tensor]) -> None:
-        """``displacement``, as others will decode it, is open from here on, in place of an older one."""
-        self._open = list(displacement)
-        self._base = [base + part for base, part in zip(self._base, displacement, strict=True)]
-
-    def rebase(self, weights: Sequence[Tensor], anchor: Sequence[Tensor], *, keep_open: bool, keep_after: bool) -> list[Tensor]:
-        """``weights`` on a new anchor."""
-        after = self.moved(weights)
-        self._open = self._open if keep_open else None
-        kept = self._open if self._open is not None else [torch.zeros_like(value) for value in anchor]
-        self._base = [value + part for value, part in zip(anchor, kept, strict=True)]
-        return [base + part if keep_after else base.clone() for base, part in zip(self._base, after, strict=True)]
+def measured(
+    own: Mapping[str, Array], buffers: Mapping[str, Array], anchor: Mapping[str, Array], codec: str, schema: StateSchema
+) -> tuple[bytes, Mapping[str, Array]]:
+    """How far these weights are from an anchor's tensors, encoded, and what nobody will decode of that, by parameter. Raises InvalidInput."""
+    moved = {name: value - anchor[f"w/{name}"] for name, value in own.items()}
+    data = encode(DeltaValues(moved, buffers), codec)
+    if codec == "raw":
+        return data, {}
+    decoded = decode(data, codec, schema).weights
+    return data, {name: value - decoded[name] for name, value in moved.items()}
 
 
 def _check_codec(codec: str) -> None:

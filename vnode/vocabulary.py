@@ -55,7 +55,7 @@ class Verdict(Enum):
     """What the primary says to a contributor that asked."""
 
     MERGED = "merged"
-    """The delta is in the lineage of the anchor that follows."""
+    """The delta is in the primary's lineage."""
     REFUSED = "refused"
     """It never will be: it overlaps the lineage or cannot be used."""
     ANCHOR = "anchor"

@@ -147,6 +147,8 @@ class _EvidenceKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Evidence
     """products of the sketched maps of one step, as the check wants them"""
     EVIDENCE_KIND_DISPLACEMENT: _EvidenceKind.ValueType  # 7
     """encoded bytes of a delta that was merged in between, or that ends the interval"""
+    EVIDENCE_KIND_MEASURED: _EvidenceKind.ValueType  # 8
+    """the anchor that the delta which ends the interval was measured against"""
 
 class EvidenceKind(_EvidenceKind, metaclass=_EvidenceKindEnumTypeWrapper):
     """What a part of a bundle is."""
@@ -167,6 +169,8 @@ EVIDENCE_KIND_MAPS: EvidenceKind.ValueType  # 6
 """products of the sketched maps of one step, as the check wants them"""
 EVIDENCE_KIND_DISPLACEMENT: EvidenceKind.ValueType  # 7
 """encoded bytes of a delta that was merged in between, or that ends the interval"""
+EVIDENCE_KIND_MEASURED: EvidenceKind.ValueType  # 8
+"""the anchor that the delta which ends the interval was measured against"""
 Global___EvidenceKind: _TypeAlias = EvidenceKind  # noqa: Y015
 
 class _CheckKind:
@@ -1916,6 +1920,7 @@ class Delta(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     DELEGATION_FIELD_NUMBER: _builtins.int
     STEPS_DIGEST_FIELD_NUMBER: _builtins.int
+    MEASURED_DIGEST_FIELD_NUMBER: _builtins.int
     network_id: _builtins.str
     """only valid here"""
     model: _builtins.str
@@ -1940,6 +1945,8 @@ class Delta(_message.Message):
     """of the encoded bytes"""
     steps_digest: _builtins.str
     """of the StepLog of these batches; empty where audits are not in force"""
+    measured_digest: _builtins.str
+    """the anchor that its displacement leads away from; empty: what it began with"""
     @_builtins.property
     def batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """learned, in this order; packed"""
@@ -1970,10 +1977,11 @@ class Delta(_message.Message):
         size_bytes: _builtins.int = ...,
         delegation: _identity_pb2.Envelope | None = ...,
         steps_digest: _builtins.str = ...,
+        measured_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delegation", b"delegation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor_digest", b"anchor_digest", "batches", b"batches", "codec", b"codec", "delegation", b"delegation", "digest", b"digest", "incarnation", b"incarnation", "job_id", b"job_id", "losses", b"losses", "model", b"model", "network_id", b"network_id", "replica", b"replica", "sequence", b"sequence", "size_bytes", b"size_bytes", "steps_digest", b"steps_digest", "vnode", b"vnode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor_digest", b"anchor_digest", "batches", b"batches", "codec", b"codec", "delegation", b"delegation", "digest", b"digest", "incarnation", b"incarnation", "job_id", b"job_id", "losses", b"losses", "measured_digest", b"measured_digest", "model", b"model", "network_id", b"network_id", "replica", b"replica", "sequence", b"sequence", "size_bytes", b"size_bytes", "steps_digest", b"steps_digest", "vnode", b"vnode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -62,7 +62,7 @@ class _MergeVerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MergeVer
     MERGE_VERDICT_UNSPECIFIED: _MergeVerdict.ValueType  # 0
     """refused by the reader"""
     MERGE_VERDICT_MERGED: _MergeVerdict.ValueType  # 1
-    """in the lineage of the anchor that follows"""
+    """in the lineage of the primary"""
     MERGE_VERDICT_REFUSED: _MergeVerdict.ValueType  # 2
     """never: it overlaps the lineage, or is not acceptable"""
     MERGE_VERDICT_ANCHOR: _MergeVerdict.ValueType  # 3
@@ -74,7 +74,7 @@ class MergeVerdict(_MergeVerdict, metaclass=_MergeVerdictEnumTypeWrapper):
 MERGE_VERDICT_UNSPECIFIED: MergeVerdict.ValueType  # 0
 """refused by the reader"""
 MERGE_VERDICT_MERGED: MergeVerdict.ValueType  # 1
-"""in the lineage of the anchor that follows"""
+"""in the lineage of the primary"""
 MERGE_VERDICT_REFUSED: MergeVerdict.ValueType  # 2
 """never: it overlaps the lineage, or is not acceptable"""
 MERGE_VERDICT_ANCHOR: MergeVerdict.ValueType  # 3
@@ -717,9 +717,9 @@ class MergeAnswer(_message.Message):
     primary_incarnation: _builtins.int
     """of who answers"""
     anchor_digest: _builtins.str
-    """of the anchor that follows"""
+    """of the anchor that follows; empty where a delta that names what it was measured against is answered"""
     anchor_bytes: _builtins.int
-    """its size"""
+    """its size; 0 for none"""
     def __init__(
         self,
         *,
@@ -741,7 +741,7 @@ Global___MergeAnswer: _TypeAlias = MergeAnswer  # noqa: Y015
 
 @_typing.final
 class MergeResponse(_message.Message):
-    """Primary to contributor: one answer, the commits that lead to the anchor from a state that a manifest names, then the anchor."""
+    """Primary to contributor: one answer; where an anchor follows, the commits that lead to it from a state that a manifest names, then the anchor."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

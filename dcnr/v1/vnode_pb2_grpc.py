@@ -69,7 +69,7 @@ class VNodeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Merge(self, request_iterator, context):
-        """A contributor brings a delta, or asks for the anchor; the primary answers with its anchor. One call per delta.
+        """A contributor asks for the anchor, or brings a delta and hears the verdict. One call per question.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

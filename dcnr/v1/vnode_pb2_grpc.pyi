@@ -36,7 +36,7 @@ class VNodeServiceStub:
     Link: _grpc.StreamStreamMultiCallable[_vnode_pb2.LinkMessage, _vnode_pb2.LinkMessage]
     """One stream for many edges; bulk may use several."""
     Merge: _grpc.StreamStreamMultiCallable[_vnode_pb2.MergeRequest, _vnode_pb2.MergeResponse]
-    """A contributor brings a delta, or asks for the anchor; the primary answers with its anchor. One call per delta."""
+    """A contributor asks for the anchor, or brings a delta and hears the verdict. One call per question."""
     Donate: _grpc.UnaryStreamMultiCallable[_vnode_pb2.DonateRequest, _vnode_pb2.DonateResponse]
     """The state of that digest, for whoever restores it or takes it as an anchor."""
     Infer: _grpc.StreamStreamMultiCallable[_vnode_pb2.InferMessage, _vnode_pb2.InferMessage]
@@ -52,7 +52,7 @@ class VNodeServiceAsyncStub(VNodeServiceStub):
     Link: _aio.StreamStreamMultiCallable[_vnode_pb2.LinkMessage, _vnode_pb2.LinkMessage]  # type: ignore[assignment]
     """One stream for many edges; bulk may use several."""
     Merge: _aio.StreamStreamMultiCallable[_vnode_pb2.MergeRequest, _vnode_pb2.MergeResponse]  # type: ignore[assignment]
-    """A contributor brings a delta, or asks for the anchor; the primary answers with its anchor. One call per delta."""
+    """A contributor asks for the anchor, or brings a delta and hears the verdict. One call per question."""
     Donate: _aio.UnaryStreamMultiCallable[_vnode_pb2.DonateRequest, _vnode_pb2.DonateResponse]  # type: ignore[assignment]
     """The state of that digest, for whoever restores it or takes it as an anchor."""
     Infer: _aio.StreamStreamMultiCallable[_vnode_pb2.InferMessage, _vnode_pb2.InferMessage]  # type: ignore[assignment]
@@ -77,7 +77,7 @@ class VNodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_vnode_pb2.MergeRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_vnode_pb2.MergeResponse], _abc.AsyncIterator[_vnode_pb2.MergeResponse]]:
-        """A contributor brings a delta, or asks for the anchor; the primary answers with its anchor. One call per delta."""
+        """A contributor asks for the anchor, or brings a delta and hears the verdict. One call per question."""
 
     @_abc_1.abstractmethod
     def Donate(

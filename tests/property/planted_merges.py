@@ -9,18 +9,14 @@ import pytest
 from dcnr.intervals import IntervalSet
 from vnode.contributing import Contributing
 from vnode.holding import Holding
-from vnode.merge_events import MakeDelta
 from vnode.merging import Merging
+from vnode.vocabulary import Verdict
 
 
 def deltas_only_at_the_end(patch: pytest.MonkeyPatch) -> None:
     """Rule 7: no delta comes before nothing is left to learn."""
-    computation = Contributing.computation
-
-    def wait(self: Contributing, now_s: float) -> Any:
-        return None if self._arrived is None and self._holding.missing else computation(self, now_s)
-
-    patch.setattr(Contributing, "computation", wait)
+    is_due = Contributing._is_due
+    patch.setattr(Contributing, "_is_due", lambda self, now_s: not self._holding.missing and is_due(self, now_s))
 
 
 def learning_waits_for_the_answer(patch: pytest.MonkeyPatch) -> None:
@@ -46,13 +42,14 @@ def delta_without_an_anchor(patch: pytest.MonkeyPatch) -> None:
 def two_deltas_at_a_time(patch: pytest.MonkeyPatch) -> None:
     """Rule 7: the next delta does not wait for the answer to the one before."""
 
-    def made(self: Contributing, now_s: float) -> Any:
-        holding = self._holding
-        is_due = self._arrived is None and len(holding.after) >= self._config.merge_every and not self._lacks_anchor()
-        return MakeDelta(self._sequence + 1, holding.after) if is_due else computation(self, now_s)
+    ask = Contributing.ask
 
-    computation = Contributing.computation
-    patch.setattr(Contributing, "computation", made)
+    def at_once(self: Contributing, now_s: float) -> Any:
+        if self._is_due(now_s) and self._holding.open:
+            self._asked, self._verdict = None, Verdict.MERGED
+        return ask(self, now_s)
+
+    patch.setattr(Contributing, "ask", at_once)
 
 
 def refused_counts_as_learned(patch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,7 @@ class World:
                     | ev.TakeSnapshot()
                     | mev.MakeDelta()
                     | mev.Rebase()
+                    | mev.MergeOwn()
                     | mev.MergeDeltas()
                     | mev.CaptureAnchor()
                 ):
@@ -124,7 +125,9 @@ class World:
                 assert busy.lineage == maths.state.lineage
                 self.feed(replica, ev.SnapshotTaken(now_s, busy.lineage, "digest"))
             case mev.MakeDelta():
-                replica.delta = (busy.sequence, busy.batches, maths.delta())
+                replica.delta = (busy.sequence, busy.batches, maths.delta(busy.anchor))
+                assert busy.lineage | busy.batches == maths.state.lineage
+                replica.is_anchored, replica.has_failed = True, False
                 replica.is_delta_open, replica.num_fresh = True, 0
                 self.feed(replica, mev.DeltaMade(now_s, busy.sequence, busy.batches))
             case mev.Rebase():
@@ -134,8 +137,8 @@ class World:
                 maths.rebase(busy.anchor, keep_open=busy.keep_open, keep_after=busy.keep_after)
                 assert busy.lineage == maths.state.lineage
                 replica.is_anchored, replica.has_failed = True, False
-                replica.is_delta_open = replica.is_delta_open and busy.keep_open
-                replica.num_fresh = replica.num_fresh if busy.keep_after else 0
+                replica.is_delta_open = False
+                replica.num_fresh = len(maths.after)
                 self.feed(replica, mev.Rebased(now_s))
             case mev.MergeDeltas():
                 maths.merge(replica.deltas[request] for request in busy.requests)
@@ -174,7 +177,11 @@ class World:
         verdict, anchor = found
         ask, replica.ask = replica.ask, None
         peer = Peer(PRIMARY, primary.incarnation)
-        self.feed(replica, mev.AnchorArrived(self.now_s, ask.ask, peer, verdict, lineage_of(anchor), anchor))
+        if ask.sequence is None:
+            self.feed(replica, mev.AnchorArrived(self.now_s, ask.ask, peer, lineage_of(anchor), anchor))
+        else:
+            replica.is_delta_open, replica.has_failed = False, False
+            self.feed(replica, mev.DeltaAnswered(self.now_s, ask.ask, peer, verdict))
         return True
 
     def lose(self, replica: Replica) -> None:
@@ -189,12 +196,15 @@ class World:
             if name == PRIMARY or not replica.is_anchored:
                 continue
             view = replica.core.view()
-            if self.audited and replica.is_delta_open:
-                assert not isinstance(replica.busy, ev.Learn), f"{name} learns what belongs to no interval"
-                continue
-            assert replica.busy is not None or not view.owned - view.lineage, f"{name} stands still: {view.paused_why}"
-            if isinstance(replica.busy, ev.Learn) and not replica.is_delta_open and not replica.has_failed:
-                assert replica.num_fresh < self.merge_every, f"{name} has learned {replica.num_fresh} batches and makes no delta"
+            is_waiting = self.audited and replica.core.view().paused_why == "waiting for the primary's anchor"
+            assert replica.busy is not None or is_waiting or not view.owned - view.lineage, (
+                f"{name} stands still: {view.paused_why}"
+            )
+            is_asking = replica.ask is not None or replica.is_delta_open or replica.has_failed
+            if isinstance(replica.busy, ev.Learn) and not is_asking:
+                assert replica.num_fresh < self.merge_every, (
+                    f"{name} has learned {replica.num_fresh} batches and asks for no anchor"
+                )
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds

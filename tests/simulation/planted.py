@@ -23,7 +23,7 @@ from vnode.events import Forward, FrameArrived, NeedHeard
 from vnode.floor import Behind
 from vnode.holding import Holding
 from vnode.intake import Intake, LaneWork
-from vnode.merge_events import AnchorArrived, AnswerMerge, MergeAsked, Rebase
+from vnode.merge_events import AnchorArrived, AnswerMerge, MergeAsked, MergeUnanswered, Rebase
 from vnode.merging import Merging
 from vnode.outlet import Outlet, _Ask, _Link
 from vnode.replica_config import ReplicaConfig
@@ -257,8 +257,8 @@ def overlap_is_kept(patch: pytest.MonkeyPatch) -> None:
     """Rule 7: what was learned after the delta stays, also where the anchor holds it already."""
     rebase = Contributing._rebase
 
-    def keep(self: Contributing, event: AnchorArrived) -> Rebase:
-        return replace(rebase(self, event), keep_after=True)
+    def keep(self: Contributing, event: AnchorArrived, num_learning: int) -> Rebase:
+        return replace(rebase(self, event, num_learning), keep_after=True)
 
     patch.setattr(Contributing, "_rebase", keep)
 
@@ -267,63 +267,62 @@ def merged_delta_is_kept(patch: pytest.MonkeyPatch) -> None:
     """Rule 7: a delta that was merged stays in the contributor's state beside the anchor that holds it."""
     rebase = Contributing._rebase
 
-    def keep(self: Contributing, event: AnchorArrived) -> Rebase:
-        return replace(rebase(self, event), keep_open=True)
+    def keep(self: Contributing, event: AnchorArrived, num_learning: int) -> Rebase:
+        return replace(rebase(self, event, num_learning), keep_open=True)
 
     patch.setattr(Contributing, "_rebase", keep)
 
 
 def older_anchor_counts(patch: pytest.MonkeyPatch) -> None:
     """Rule 7: what an older anchor held counts as learned, also where a new primary lacks it."""
-    rebase = Holding.rebase
+    rebase, hand_in = Holding.rebase, Holding.hand_in
 
     def remember(self: Holding, anchor: IntervalSet, *, keep_open: bool, keep_after: bool) -> None:
         rebase(self, anchor | self.anchor, keep_open=keep_open, keep_after=keep_after)
 
     patch.setattr(Holding, "rebase", remember)
+    patch.setattr(Holding, "hand_in", lambda self, anchor: hand_in(self, anchor | self.anchor))
 
 
 def no_last_delta(patch: pytest.MonkeyPatch) -> None:
     """Rule 7: deltas come every so many steps and at no other time, so the tail is never merged."""
-    computation = Contributing.computation
-
-    def only_by_steps(self: Contributing, now_s: float) -> Any:
-        few = len(self._holding.after) < self._config.merge_every
-        return None if self._arrived is None and few else computation(self, now_s)
-
-    patch.setattr(Contributing, "computation", only_by_steps)
+    patch.setattr(Contributing, "_is_due", lambda self, now_s: len(self._holding.after) >= self._config.merge_every)
+    patch.setattr(Contributing, "_is_measured_against", lambda self, event, now_s: self._is_due(now_s))
 
 
 def unanswered_is_merged(patch: pytest.MonkeyPatch) -> None:
     """Rule 7: a delta is sent once; without an answer it counts as merged, and the next one begins."""
-    unanswered = Contributing.unanswered
+    heard = Contributing.heard
 
     def settle(self: Contributing, event: Any) -> None:
-        if self._asked is not None and self._asked.sequence is not None:
+        if isinstance(event, MergeUnanswered) and self._asked is not None and self._asked.sequence is not None:
             self._holding.anchor |= self._holding.open
             self._holding.open = IntervalSet.empty()
-        unanswered(self, event)
+        heard(self, event)
 
-    patch.setattr(Contributing, "unanswered", settle)
-
-
-def learns_while_a_delta_is_open(patch: pytest.MonkeyPatch) -> None:
-    """Rule 7: where audits are drawn learning goes on above a delta that is not answered."""
-    patch.setattr(Contributing, "is_between", property(lambda self: False))
+    patch.setattr(Contributing, "heard", settle)
 
 
-def idleness_asks_over_a_delta(patch: pytest.MonkeyPatch) -> None:
-    """Rule 7: who has just learned its last batch asks for the anchor alone, which takes the place of that batch where audits are drawn."""
-    ask = Contributing.ask
+def learning_stays_over_an_anchor(patch: pytest.MonkeyPatch) -> None:
+    """Rule 7: where audits are drawn what was learned stays over another primary's anchor."""
+    rebase = Contributing._rebase
 
-    def ask_first(self: Contributing, now_s: float) -> Any:
-        after, self._holding.after = self._holding.after, IntervalSet.empty()
-        question = ask(self, now_s)
-        self._holding.after = after
-        return question
+    def keep(self: Contributing, event: AnchorArrived, num_learning: int) -> Rebase:
+        found, after = rebase(self, event, num_learning), self._holding.after
+        is_kept = after.isdisjoint(event.lineage)
+        return replace(found, keep_after=is_kept, lineage=found.lineage | after if is_kept else found.lineage)
 
-    patch.setattr(Contributing, "_is_overtaken", lambda self, event: False)
-    patch.setattr(Contributing, "ask", ask_first)
+    patch.setattr(Contributing, "_rebase", keep)
+
+
+def anchors_take_the_place_of_what_was_learned(patch: pytest.MonkeyPatch) -> None:
+    """Rule 7: where audits are drawn, what was learned is let go for an anchor instead of being measured against it."""
+    is_measured = Contributing._is_measured_against
+
+    def where_nobody_audits(self: Contributing, event: AnchorArrived, now_s: float) -> bool:
+        return not self._config.audited and is_measured(self, event, now_s)
+
+    patch.setattr(Contributing, "_is_measured_against", where_nobody_audits)
 
 
 def merge_tested_when_queued(patch: pytest.MonkeyPatch) -> None:

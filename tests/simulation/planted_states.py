@@ -81,8 +81,8 @@ def what_is_kept_is_not_said(patch: pytest.MonkeyPatch) -> None:
     """Rule 7: a contributor that goes on from an anchor is said to hold the anchor alone, whatever it keeps above it."""
     rebase = Contributing._rebase
 
-    def alone(self: Contributing, event: AnchorArrived) -> Rebase:
-        return replace(rebase(self, event), lineage=event.lineage)
+    def alone(self: Contributing, event: AnchorArrived, num_learning: int) -> Rebase:
+        return replace(rebase(self, event, num_learning), lineage=event.lineage)
 
     patch.setattr(Contributing, "_rebase", alone)
 

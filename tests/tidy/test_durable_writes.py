@@ -32,7 +32,6 @@ WITHOUT: Final = {
     "orchestrator/naming.py::Naming.next": CALLERS,
     "pnode/courtesy.py::give_way": "a setting of the kernel, which goes with the process",
     "pnode/evidence.py::EvidenceFolder.open": "an empty file; the order that follows passes a point",
-    "pnode/evidence.py::EvidenceFolder.reopen": "its name goes first: what a death leaves there is an interval that nobody signed",
     "pnode/supervisor.py::shorten": "a log; who dies there leaves less of it",
     "vnode/bundle.py::BundleWriter.__init__": "a draft; `close` gives it its name",
 }

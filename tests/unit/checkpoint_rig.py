@@ -88,13 +88,14 @@ def state(lineage: IntervalSet, parent: str, *, mark: float = 0.0, schema: State
 
 
 def delta(
-    batches: list[int], *, worker: NodeKey = HELPING, job: str = JOB, sequence: int = 1, steps: str = "", anchor: str = "c" * 64
-) -> identity_pb2.Envelope:
+    batches: list[int], *, worker: NodeKey = HELPING, job: str = JOB, sequence: int = 1, steps: str = "", anchor: str = "c" * 64, measured: str = "",
+) -> identity_pb2.Envelope:  # fmt: skip
     """What replica a.1 on another PNode learned above that anchor."""
     message = model_pb2.Delta(
         network_id=POLICY.network_id, model=MODEL, job_id=job, vnode="a", replica="a.1", incarnation=7, sequence=sequence, anchor_digest=anchor,
         batches=batches, losses=[1.0] * len(batches), codec="raw", digest="d" * 64, size_bytes=9,
         delegation=make_delegation(HELPER, POLICY.network_id, HELPING.public_der, 7, ["127.0.0.1:2"], NOW - 90_000), steps_digest=steps,
+        measured_digest=measured,
     )  # fmt: skip
     return seal(identity_pb2.DOMAIN_DELTA, message, worker)
 

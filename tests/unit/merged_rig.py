@@ -75,6 +75,8 @@ class Member:
         self.left = list[str]()
         """Statements of anchors: with each of them an interval ends where another replica goes on from it."""
         self.deltas = 0
+        self.merge_lie: Callable[[DeltaValues], DeltaValues] = lambda delta: delta
+        """Changes its own delta as it leads."""
 
     async def _capture(self, info: StateInfo) -> bytes:
         return self.compute.snapshot(info)
@@ -95,22 +97,34 @@ class Member:
     # ---- a contributor
 
     async def stand_on(self, anchor: Anchor) -> None:
-        self.compute.rebase(anchor.data, keep_open=False, keep_after=False)
+        self.compute.rebase(anchor.data, keep_after=False)
         self.chain.rebase(anchor.digest, anchor.commits, keep_open=False, keep_after=False)
         await self.books.rebased(anchor.data, anchor.info)
         self.info = anchor.info
 
-    async def delta(self, codec: str = "raw") -> tuple[identity_pb2.Envelope, bytes, IntervalSet]:
-        data = self.compute.delta(codec)
+    async def delta(self, anchor: Anchor, codec: str = "raw") -> tuple[identity_pb2.Envelope, bytes, IntervalSet]:
+        """Measured against that anchor, from which it goes on."""
+        data = self.compute.delta(codec, anchor.data)
         data = encode(self.lie(self.compute.check_delta(data, codec)), codec) if self.lie is not None else data
         log = await self.books.log(self.chain.state_digest)
         self.deltas += 1
-        envelope = self.chain.delta(self.deltas, codec, digest_of(data), len(data), steps=digest_of(log))
-        ended = self.books.ended(envelope, log, self.info, displacement=data)
+        envelope = self.chain.delta(
+            self.deltas, codec, digest_of(data), len(data), measured=anchor.digest, commits=anchor.commits, steps=digest_of(log)
+        )
+        ended = self.books.ended(envelope, log, anchor.info, displacement=data, measured=anchor.data)
+        self.info = anchor.info
         await self.books.keep(ended, digest_of_envelope(envelope), None)
         self.named.append(digest_of_envelope(envelope))
         batches = IntervalSet.of(*((batch, batch + 1) for batch in model_pb2.Delta.FromString(envelope.payload).batches))
         return envelope, data, batches
+
+    async def take_in(self, envelope: identity_pb2.Envelope, data: bytes, batches: IntervalSet) -> None:
+        """Its own open delta, as it is about to lead."""
+        share, centred = counts_of(NUM_LEARNING)
+        self.compute.merge([self.merge_lie(self.compute.check_delta(data, "raw"))], [len(batches)], [share], centred=centred)
+        self.chain.merged(envelope, NUM_LEARNING)
+        await self.books.merged([data])
+        self.info = replace(self.info, lineage=self.info.lineage | batches)
 
     # ---- a primary
 

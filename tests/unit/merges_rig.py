@@ -45,16 +45,33 @@ def anchored(lineage: IntervalSet = NONE, **changes: Any) -> ReplicaCore:
     core = ReplicaCore(config(ME, Role.CONTRIBUTOR, **changes), NONE, 0.0)
     (ask,) = of(mev.AskMerge, core.handle(plan(Role.CONTRIBUTOR)))
     assert ask.sequence is None
-    answer(core, ask, Verdict.ANCHOR, lineage)
+    answer(core, ask, lineage)
     return core
 
 
+def arrived(
+    core: ReplicaCore, ask: mev.AskMerge, lineage: IntervalSet, now_s: float = 0.0, incarnation: int = 1
+) -> list[Instruction]:
+    """What follows when the anchor that was asked for is there."""
+    return core.handle(mev.AnchorArrived(now_s, ask.ask, Peer(ask.primary, incarnation), lineage, "anchor"))
+
+
 def answer(
-    core: ReplicaCore, ask: mev.AskMerge, verdict: Verdict, lineage: IntervalSet, now_s: float = 0.0, incarnation: int = 1
+    core: ReplicaCore, ask: mev.AskMerge, lineage: IntervalSet, now_s: float = 0.0, incarnation: int = 1
 ) -> tuple[mev.Rebase, list[Instruction]]:
-    arrived = mev.AnchorArrived(now_s, ask.ask, Peer(ask.primary, incarnation), verdict, lineage, "anchor")
-    (rebase,) = of(mev.Rebase, core.handle(arrived))
+    (rebase,) = of(mev.Rebase, arrived(core, ask, lineage, now_s, incarnation))
     return rebase, core.handle(mev.Rebased(now_s))
+
+
+def judged(core: ReplicaCore, ask: mev.AskMerge, verdict: Verdict, incarnation: int = 1) -> list[Instruction]:
+    """What follows from the verdict on its delta."""
+    return core.handle(mev.DeltaAnswered(0.0, ask.ask, Peer(ask.primary, incarnation), verdict))
+
+
+def made(core: ReplicaCore, ask: mev.AskMerge, lineage: IntervalSet, now_s: float = 0.0) -> tuple[mev.MakeDelta, list[Instruction]]:
+    """A delta is measured against the anchor that was asked for."""
+    (make,) = of(mev.MakeDelta, arrived(core, ask, lineage, now_s))
+    return make, core.handle(mev.DeltaMade(now_s, make.sequence, make.batches))
 
 
 def learn(core: ReplicaCore, batch: int, now_s: float = 0.0) -> list[Instruction]:
@@ -68,9 +85,11 @@ def with_delta(**changes: Any) -> tuple[ReplicaCore, mev.AskMerge, IntervalSet]:
     batches = list(MINE)[:3]
     for batch in batches:
         out = learn(core, batch)
-    (made,) = of(mev.MakeDelta, out)
-    (ask,) = of(mev.AskMerge, core.handle(mev.DeltaMade(0.0, made.sequence, made.batches)))
-    return core, ask, made.batches
+    (ask,) = of(mev.AskMerge, out)
+    assert ask.sequence is None
+    make, out = made(core, ask, NONE)
+    (ask,) = of(mev.AskMerge, out)
+    return core, ask, make.batches
 
 
 def primary(lineage: IntervalSet = NONE, **changes: Any) -> ReplicaCore:

@@ -12,7 +12,7 @@ from dcnr.errors import DcnrError
 from dcnr.ids import ReplicaId, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2, model_pb2, vnode_pb2
-from pnode.anchors import Question, Reply, check_reply
+from pnode.anchors import Anchor, Question, Reply, check_anchor, check_verdict
 from pnode.chain import CommitChain, Standing
 from trust.delegation import make_delegation, open_delegation
 from trust.envelope import seal
@@ -31,10 +31,10 @@ def delegation(node: NodeKey = NODE, worker: NodeKey = WORKER) -> identity_pb2.E
     return make_delegation(node, NETWORK, worker.public_der, 3, ["127.0.0.1:1"], NOW)
 
 
-def question(sequence: int = 4, batches: IntervalSet = IntervalSet.span(5, 7)) -> Question:  # noqa: B008  immutable
+def question(sequence: int = 0) -> Question:
     worker = open_delegation(delegation(), network_id=NETWORK, now_wall=NOW)
     standing = Standing(NETWORK, "m", "j", "a", Peer(ReplicaId("a.1"), 7), "6" * 40)
-    return Question(standing, Peer(ReplicaId("a.0"), 3), worker, sequence, batches)
+    return Question(standing, Peer(ReplicaId("a.0"), 3), worker, sequence)
 
 
 def chain(
@@ -54,7 +54,7 @@ def commits(made: CommitChain, anchor: str = "") -> tuple[identity_pb2.Envelope,
 
 def reply(**changes: Any) -> Reply:
     facts: dict[str, Any] = {
-        "verdict": vnode_pb2.MERGE_VERDICT_MERGED, "sequence": 4, "primary_incarnation": 3, "anchor_digest": digest_of(DATA), "anchor_bytes": len(DATA),
+        "verdict": vnode_pb2.MERGE_VERDICT_ANCHOR, "sequence": 0, "primary_incarnation": 3, "anchor_digest": digest_of(DATA), "anchor_bytes": len(DATA),
     }  # fmt: skip
     facts.update(changes)
     return Reply(vnode_pb2.MergeAnswer(**facts), commits(chain()), DATA)
@@ -67,18 +67,39 @@ def resigned(envelope: identity_pb2.Envelope, **changes: Any) -> identity_pb2.En
     return seal(identity_pb2.DOMAIN_COMMIT, commit, WORKER)
 
 
+def believed(whole: Reply, info: StateInfo = INFO) -> Anchor:
+    assert check_verdict(whole, question()) is Verdict.ANCHOR
+    return check_anchor(whole, question(), OWN, lambda data: info)
+
+
 def test_a_reply_that_holds_is_believed() -> None:
     whole = reply()
-    verdict, anchor = check_reply(whole, question(), OWN, lambda data: INFO)
-    assert verdict is Verdict.MERGED
+    anchor = believed(whole)
     assert (anchor.data, anchor.digest, anchor.lineage, anchor.commits) == (
         DATA,
         digest_of(DATA),
         INFO.lineage,
         tuple(whole.commits),
     )
-    alone = reply(verdict=vnode_pb2.MERGE_VERDICT_ANCHOR, sequence=0)
-    assert check_reply(alone, question(0, IntervalSet.empty()), OWN, lambda data: INFO)[0] is Verdict.ANCHOR
+
+
+def verdict(**changes: Any) -> Reply:
+    facts: dict[str, Any] = {"verdict": vnode_pb2.MERGE_VERDICT_MERGED, "sequence": 4, "primary_incarnation": 3}
+    return Reply(vnode_pb2.MergeAnswer(**(facts | changes)), [], b"")
+
+
+def test_a_verdict_on_the_delta_that_was_brought_is_believed_and_no_other() -> None:
+    assert check_verdict(verdict(), question(4)) is Verdict.MERGED
+    assert check_verdict(verdict(verdict=vnode_pb2.MERGE_VERDICT_REFUSED), question(4)) is Verdict.REFUSED
+    for lie in (
+        {"verdict": vnode_pb2.MERGE_VERDICT_ANCHOR},
+        {"verdict": 0},
+        {"sequence": 5},
+        {"sequence": 0},
+        {"primary_incarnation": 2},
+    ):
+        with pytest.raises(DcnrError):
+            check_verdict(verdict(**lie), question(4))
 
 
 def only_last(whole: Reply) -> Reply:
@@ -86,14 +107,14 @@ def only_last(whole: Reply) -> Reply:
 
 
 def test_one_commit_is_enough_when_a_manifest_names_the_state_before() -> None:
-    assert check_reply(only_last(reply()), question(), OWN, lambda data: INFO)[1].digest == digest_of(DATA)
+    assert believed(only_last(reply())).digest == digest_of(DATA)
 
 
 @pytest.mark.parametrize(
     "lie",
     [
         lambda: reply(verdict=vnode_pb2.MERGE_VERDICT_UNSPECIFIED),
-        lambda: reply(verdict=vnode_pb2.MERGE_VERDICT_ANCHOR),
+        lambda: reply(verdict=vnode_pb2.MERGE_VERDICT_MERGED),
         lambda: reply(sequence=5),
         lambda: reply(primary_incarnation=4),
         lambda: reply(anchor_digest="9" * 64),
@@ -113,7 +134,7 @@ def test_one_commit_is_enough_when_a_manifest_names_the_state_before() -> None:
 )
 def test_a_reply_that_does_not_hold_is_not_believed(lie: Callable[[], Reply]) -> None:
     with pytest.raises(DcnrError):
-        check_reply(lie(), question(), OWN, lambda data: INFO)
+        believed(lie())
 
 
 @pytest.mark.parametrize(
@@ -122,9 +143,8 @@ def test_a_reply_that_does_not_hold_is_not_believed(lie: Callable[[], Reply]) ->
         replace(INFO, vnode="b"),
         replace(INFO, model="n"),
         replace(INFO, graph="7" * 64),
-        replace(INFO, lineage=IntervalSet.span(0, 6)),
     ],
 )
-def test_an_anchor_of_something_else_or_without_the_merged_delta_is_not_taken(info: StateInfo) -> None:
+def test_an_anchor_of_something_else_is_not_taken(info: StateInfo) -> None:
     with pytest.raises(DcnrError):
-        check_reply(reply(), question(), OWN, lambda data: info)
+        believed(reply(), info)

@@ -67,7 +67,7 @@ def test_commits_are_numbered_on_over_the_lives_of_a_replica() -> None:
 def test_deltas_stand_between_own_batches_and_an_anchor_is_a_parent() -> None:
     made = chain()
     learn(made, 0, 1)
-    delta = chain("a.2").delta(1, "raw", digest_of(b"d"), 1)
+    delta = chain("a.2").delta(1, "raw", digest_of(b"d"), 1, measured=START, commits=[chain("a.0").close(anchor=START).commit])
     made.merged(delta, 3)
     learn(made, 2)
     made.merged(delta, 3)
@@ -117,21 +117,28 @@ def test_what_led_to_a_named_checkpoint_no_longer_travels() -> None:
 def test_a_delta_says_what_was_learned_since_the_last_one() -> None:
     made = chain()
     learn(made, 4, 5)
-    envelope = made.delta(1, "int8", digest_of(b"d"), 17)
+    behind = chain("a.0")
+    behind.close(anchor="a" * 64)
+    envelope = made.delta(1, "int8", digest_of(b"d"), 17, measured="a" * 64, commits=behind.commits)
     payload, _ = open_single(envelope, identity_pb2.DOMAIN_DELTA)
     delta = model_pb2.Delta.FromString(payload)
     assert (list(delta.batches), list(delta.losses), delta.anchor_digest) == ([4, 5], [0.5, 0.625], START)
+    assert delta.measured_digest == made.state_digest == "a" * 64
     assert (delta.replica, delta.incarnation, delta.sequence, delta.codec, delta.size_bytes) == ("a.1", 2, 1, "int8", 17)
     learn(made, 6)
-    again = model_pb2.Delta.FromString(open_single(made.delta(2, "raw", digest_of(b"e"), 1), identity_pb2.DOMAIN_DELTA)[0])
-    assert list(again.batches) == [6]
+    behind.close(anchor="b" * 64)
+    envelope = made.delta(2, "raw", digest_of(b"e"), 1, measured="b" * 64, commits=behind.commits)
+    again = model_pb2.Delta.FromString(open_single(envelope, identity_pb2.DOMAIN_DELTA)[0])
+    assert (list(again.batches), again.anchor_digest, again.measured_digest) == ([6], "a" * 64, "b" * 64)
 
 
 def test_the_longest_delta_has_a_statement_that_is_accepted() -> None:
     made = chain()
     for batch in range(END - limits.MAX_DELTA_BATCHES, END):
         made.learned(batch, 0.1)
-    envelope = made.delta(1, "raw", digest_of(b"d"), 1)
+    behind = chain("a.0")
+    behind.close(anchor="a" * 64)
+    envelope = made.delta(1, "raw", digest_of(b"d"), 1, measured="a" * 64, commits=behind.commits)
     assert envelope.ByteSize() + 4 * limits.KIB < MAX_DELTA_BYTES, "with room for its delegation"
 
 
@@ -142,7 +149,7 @@ def test_a_promoted_contributor_goes_on_from_its_anchor(keep_open: bool, keep_af
     primary, made = chain("a.0"), chain()
     behind = [primary.close(state="1" * 64), primary.close(anchor="a" * 64)]
     learn(made, 4, 5)
-    made.delta(1, "raw", digest_of(b"d"), 1)
+    made.delta(1, "raw", digest_of(b"d"), 1, measured="1" * 64, commits=[behind[0].commit])
     learn(made, 6)
     made.rebase("a" * 64, [link.commit for link in behind], keep_open=keep_open, keep_after=keep_after)
     with pytest.raises(InvariantBroken):
@@ -153,6 +160,20 @@ def test_a_promoted_contributor_goes_on_from_its_anchor(keep_open: bool, keep_af
     assert (commit.parent_digest, commit.parent_commit) == ("a" * 64, behind[1].digest)
     assert sorted(commit.batches) == own
     assert list(ready(made, link).ancestors) == [link.commit for link in behind]
+
+
+def test_a_contributor_that_leads_has_its_open_delta_in_its_first_commit() -> None:
+    primary, made = chain("a.0"), chain()
+    behind = [primary.close(anchor="1" * 64), primary.close(anchor="a" * 64)]
+    learn(made, 4, 5)
+    delta = made.delta(1, "raw", digest_of(b"d"), 1, measured="a" * 64, commits=[link.commit for link in behind])
+    learn(made, 6)
+    made.merged(delta, 2)
+    made.lead(IntervalSet.span(6, 7))
+    commit = commit_of(made.close(state="2" * 64).commit)
+    assert (commit.parent_digest, list(commit.batches)) == ("a" * 64, [6])
+    assert [(merged.after, merged.replicas, merged.delta) for merged in commit.merges] == [(1, 2, delta)]
+    assert made.leads_over("a" * 64)
 
 
 def test_too_many_commits_without_a_named_checkpoint_are_noticed() -> None:

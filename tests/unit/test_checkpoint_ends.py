@@ -15,9 +15,9 @@ from orchestrator.checkpoints import CheckpointJudge
 STEPS = "5" * 64
 
 
-def merged(anchor: str, batch: int, sequence: int = 1) -> list[model_pb2.Merged]:
+def merged(anchor: str, batch: int, sequence: int = 1, measured: str = "") -> list[model_pb2.Merged]:
     """A delta that a contributor learned above that anchor."""
-    one = delta([batch], anchor=anchor, sequence=sequence, steps=STEPS)
+    one = delta([batch], anchor=anchor, sequence=sequence, steps=STEPS, measured=measured)
     return [model_pb2.Merged(after=0, delta=one, replicas=2)]
 
 
@@ -84,16 +84,23 @@ def test_a_checkpoints_own_commit_names_no_anchor_beside_it() -> None:
         "none of these",
     ],
 )
-def test_a_delta_begins_with_what_lies_behind_the_commit_that_takes_it_in(anchor: str, is_behind: bool) -> None:
-    """A replay begins with whatever a delta names: a state of the contributor's own making would pass, and be nothing that the model ever was."""
+@pytest.mark.parametrize("is_measured", [False, True], ids=["begins", "was measured"])
+def test_a_delta_begins_with_and_was_measured_against_what_lies_behind_the_commit_that_takes_it_in(
+    anchor: str, is_behind: bool, is_measured: bool
+) -> None:
+    """A replay begins with whatever a delta names: a state of the contributor's own making would pass, and be nothing that the model ever was. And what is
+    measured against one leads to wherever its contributor likes.
+    """
 
     async def story(world: World) -> None:
         world.audited()
-        begins = world.state if anchor == "zero" else anchor
+        zero = world.state
+        one = zero if anchor == "zero" else anchor
+        begins, measured = (zero, one) if is_measured else (one, "")
         world.commits([0], anchor="a" * 64)
         world.checkpoint(SPAN(0, 2), [1])
         world.commits([2], anchor="b" * 64)
-        world.commits([], anchor="d" * 64, merges=merged(begins, 7))
+        world.commits([], anchor="d" * 64, merges=merged(begins, 7, measured=measured))
         made = world.checkpoint(SPAN(0, 3) | SPAN(7, 8), [])
         if is_behind:
             assert (await world.learned(made))["a.1", HELPER.node_id] == SPAN(7, 8)

@@ -79,9 +79,10 @@ def test_no_displacement_is_longer_than_the_weights() -> None:
 def deltas(count: int) -> list[DeltaValues]:
     found = []
     for number in range(count):
-        compute, _ = contributor()
+        compute, info = contributor()
+        begun = compute.anchor(info)
         learned(compute, STAGE, range(2 * number, 2 * number + 2))
-        found.append(compute.check_delta(compute.delta("raw"), "raw"))
+        found.append(compute.check_delta(compute.delta("raw", begun), "raw"))
     return found
 
 

@@ -25,7 +25,7 @@ from vnode import merge_events as mev
 from vnode.compute import StepResult
 from vnode.core import ReplicaCore
 from vnode.events import Instruction
-from vnode.vocabulary import TRAIN_LANE, Peer, Role, Verdict
+from vnode.vocabulary import TRAIN_LANE, Peer, Role
 
 NUM_BATCHES: Final = 4000
 HELD: Final = IntervalSet.span(0, 3000)
@@ -56,7 +56,7 @@ class Worker:
         )  # fmt: skip
         self.core = ReplicaCore(values, NONE, 0.0)
         self.now_s, self.next, self.sequence, self.num_computed = 0.0, 0, 1, 0
-        self.asks, self.made = list[mev.AskMerge](), list[mev.MakeDelta]()
+        self.asks = list[mev.AskMerge]()
         self.has_data = has_data
         shares = (Share(PRIMARY, 0.0), Share(ME, 1.0))
         self.work = deque[Instruction]()
@@ -71,13 +71,19 @@ class Worker:
             self.work += self.core.handle(event)
             self.core.check()
 
-    async def stand_on(self, verdict: Verdict, lineage: IntervalSet) -> None:
+    async def stand_on(self, lineage: IntervalSet) -> None:
         """The newest question is answered."""
-        self.hear(mev.AnchorArrived(self.now_s, self.asks[-1].ask, Peer(PRIMARY, 1), verdict, lineage, "anchor"))
+        self.hear(mev.AnchorArrived(self.now_s, self.asks[-1].ask, Peer(PRIMARY, 1), lineage, "anchor"))
         (rebase,) = of(mev.Rebase, list(self.work))
         self.work.remove(rebase)
         await self.rig.books.rebased(b"anchor", self.rig.books._info)
         self.hear(mev.Rebased(self.now_s))
+
+    def hand_in(self, lineage: IntervalSet) -> mev.MakeDelta:
+        """The newest question is answered, and a delta is to be measured against that anchor."""
+        self.hear(mev.AnchorArrived(self.now_s, self.asks[-1].ask, Peer(PRIMARY, 1), lineage, "anchor"))
+        (made,) = of(mev.MakeDelta, list(self.work))
+        return made
 
     def ask_on(self) -> None:
         """The successor asks for the next batches of what is held."""
@@ -122,8 +128,6 @@ class Worker:
                 self.hear(ev.FrameSent(self.now_s, instruction.link, instruction.lane, instruction.batch))
             case mev.AskMerge():
                 self.asks.append(instruction)
-            case mev.MakeDelta():
-                self.made.append(instruction)
             case _:
                 pass
 
@@ -150,7 +154,7 @@ def sequences(asks: Sequence[mev.AskMerge]) -> list[int | None]:
 async def anchored(root: Path, *, has_data: bool) -> Worker:
     worker = Worker(root, has_data=has_data)
     await worker.go_on(1)
-    await worker.stand_on(Verdict.ANCHOR, HELD)
+    await worker.stand_on(HELD)
     worker.asks.clear()
     return worker
 
@@ -162,7 +166,7 @@ def test_who_has_learned_nothing_asks_for_the_anchor_with_which_its_next_interva
         assert sequences(worker.asks) == [None]
         assert forwards(await worker.log()) == entries.FULL_ENTRIES, "and computes no more until it is answered"
         assert "their interval" in worker.core.view().paused_why
-        await worker.stand_on(Verdict.ANCHOR, HELD)
+        await worker.stand_on(HELD)
         await worker.go_on(20)
         assert forwards(await worker.log()) == 20
         assert not worker.core.view().paused_why
@@ -179,8 +183,8 @@ def test_who_has_learned_makes_a_delta_and_its_log_is_one_that_a_statement_may_n
     async def scenario() -> None:
         worker = await anchored(tmp_path, has_data=True)
         await worker.go_on(500)
-        (made,) = worker.made
-        log = await worker.log()
+        assert sequences(worker.asks) == [None]
+        made, log = worker.hand_in(HELD), await worker.log()
         assert [step.batch for step in log.steps if not step.forward_only] == list(made.batches)
         assert forwards(log)
         assert contradiction_in(delta_of(log), log) is None
@@ -193,8 +197,12 @@ def test_nobody_gathers_more_for_one_delta_than_its_log_holds(tmp_path: Path) ->
     async def scenario() -> None:
         worker = await anchored(tmp_path, has_data=True)
         worker.next = HELD.highest() or 0
+        await worker.go_on(MOST // 2)
+        assert not worker.asks
         await worker.go_on(500)
-        assert [len(made.batches) for made in worker.made] == [MOST // 2]
+        assert sequences(worker.asks) == [None]
+        made, log = worker.hand_in(HELD), await worker.log()
+        assert len(made.batches) + forwards(log) == entries.FULL_ENTRIES < MOST, "also where the anchor is long in coming"
         worker.rig.books.close()
 
     run(scenario)

@@ -10,7 +10,7 @@ from vnode import events as ev
 from vnode import merge_events as mev
 from vnode.contributing import EARLY_AGAIN_S, EARLY_S
 from vnode.core import ReplicaCore
-from vnode.vocabulary import TRAIN_LANE, Peer, Role, Verdict
+from vnode.vocabulary import TRAIN_LANE, Peer, Role
 
 BEFORE, BEHIND = Peer(ReplicaId("before.0"), 1), Peer(ReplicaId("behind.0"), 1)
 FIRST = next(iter(MINE))
@@ -32,9 +32,7 @@ def test_it_is_asked_again_soon_and_nothing_is_learned_or_said_meanwhile() -> No
     (again,) = of(mev.AskMerge, out)
     assert not of(ev.Learn, out)
     assert not of(ev.SendAck, out)
-    (rebase,) = of(
-        mev.Rebase, core.handle(mev.AnchorArrived(1.0, again.ask, Peer(again.primary, 1), Verdict.ANCHOR, NONE, "anchor"))
-    )
+    (rebase,) = of(mev.Rebase, core.handle(mev.AnchorArrived(1.0, again.ask, Peer(again.primary, 1), NONE, "anchor")))
     out = core.handle(mev.Rebased(1.0))
     assert rebase.lineage == NONE
     assert [ack.floor for ack in of(ev.SendAck, out)] == [FIRST]
@@ -56,7 +54,7 @@ def test_who_has_an_anchor_but_not_heard_its_successors_says_no_floor() -> None:
     """It would be zero, and stop the sources of everybody until the last of them is heard."""
     core = ReplicaCore(config(ME, Role.CONTRIBUTOR, input_edges=frozenset()), NONE, 0.0)
     (ask,) = of(mev.AskMerge, core.handle(replace(plan(Role.CONTRIBUTOR), successors=frozenset({BEHIND.replica}))))
-    core.handle(mev.AnchorArrived(0.0, ask.ask, Peer(ask.primary, 1), Verdict.ANCHOR, NONE, "anchor"))
+    core.handle(mev.AnchorArrived(0.0, ask.ask, Peer(ask.primary, 1), NONE, "anchor"))
     out = core.handle(mev.Rebased(0.0)) + core.handle(ev.EdgeUp(0.0, 0, BEFORE)) + core.handle(ev.LinkUp(0.0, 1, BEHIND))
     assert not of(ev.SendAck, out)
     out = core.handle(ev.AckHeard(1.0, 1, 1, 0, 0, VNodeId("behind")))

@@ -37,19 +37,21 @@ def chain(state: str = "0" * 64) -> CommitChain:
     )
 
 
-def test_the_desk_tells_its_core_of_a_delta_that_begins_with_what_this_replica_does_not_know() -> None:
+def test_the_desk_tells_its_core_of_a_delta_that_begins_with_or_was_measured_against_what_this_replica_does_not_know() -> None:
     async def story(counter: Counter) -> None:
         counter.desk._may_begin = {"c" * 64}.__contains__
         told = []
-        for number, anchor in enumerate(("c" * 64, digest_of(b"made up")), start=1):
-            asked = asyncio.ensure_future(counter.ask(opening(delta(anchor_digest=anchor, sequence=number))))
+        known, made_up = "c" * 64, digest_of(b"made up")
+        for number, (anchor, measured) in enumerate(((known, known), (known, ""), (made_up, known), (known, made_up)), start=1):
+            brought = delta(anchor_digest=anchor, measured_digest=measured, sequence=number)
+            asked = asyncio.ensure_future(counter.ask(opening(brought)))
             await counter.until_heard(number)
             told.append(counter.heard[-1].is_astray)
             counter.desk.answer(counter.heard[-1].request, Verdict.REFUSED, "unknown_anchor", "", ANCHOR)
             await asked
         asked = asyncio.ensure_future(counter.ask(opening()))
-        await counter.until_heard(3)
-        assert [*told, counter.heard[-1].is_astray] == [False, True, False]
+        await counter.until_heard(5)
+        assert [*told, counter.heard[-1].is_astray] == [False, False, True, True, False]
         counter.desk.close()
         await asyncio.gather(asked, return_exceptions=True)
 

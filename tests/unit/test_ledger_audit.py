@@ -154,10 +154,10 @@ def credit(replica: str, node: NodeKey, first: int, end: int) -> model_pb2.Contr
     return model_pb2.Contribution(vnode="a", replica=replica, pnode_id=node.node_id, batches=batches)
 
 
-def delta(anchor: str = FIRST) -> identity_pb2.Envelope:
+def delta(anchor: str = FIRST, measured: str = "") -> identity_pb2.Envelope:
     message = model_pb2.Delta(
         network_id=POLICY.network_id, model=MODEL, job_id=JOB, vnode="a", replica="a.1", incarnation=1, sequence=1, anchor_digest=anchor,
-        batches=[90, 91], losses=[1.0, 1.0], codec="raw", digest="d" * 64, size_bytes=9,
+        measured_digest=measured, batches=[90, 91], losses=[1.0, 1.0], codec="raw", digest="d" * 64, size_bytes=9,
         delegation=make_delegation(OTHER, POLICY.network_id, WORKER.public_der, 1, ["127.0.0.1:2"], NOW),
     )  # fmt: skip
     return seal(identity_pb2.DOMAIN_DELTA, message, WORKER)
@@ -267,8 +267,12 @@ def test_an_interval_is_credited_with_the_batches_of_all_its_commits_and_their_d
 
 
 @pytest.mark.parametrize(("anchor", "holds"), [(FIRST, True), ("f" * 64, False), ("c" * 64, False)])
-def test_a_delta_that_counts_begins_with_what_commits_before_it_lead_to(anchor: str, holds: bool, tmp_path: Path) -> None:
-    found = audit(World(deltas=[delta(anchor)], is_anchored=True).train(), tmp_path)
+@pytest.mark.parametrize("is_measured", [False, True], ids=["begins", "was measured"])
+def test_a_delta_that_counts_begins_with_and_was_measured_against_what_commits_before_it_lead_to(
+    anchor: str, holds: bool, is_measured: bool, tmp_path: Path
+) -> None:
+    brought = delta(FIRST, anchor) if is_measured else delta(anchor)
+    found = audit(World(deltas=[brought], is_anchored=True).train(), tmp_path)
     assert found.holds is holds
     assert holds or "to which no commit leads" in found.trouble
 

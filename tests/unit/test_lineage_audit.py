@@ -50,12 +50,15 @@ def _saved(rows: tuple[tuple[int, int], ...], parent: str, vnode: str) -> bytes:
     return save({"lineage": np.array(rows, dtype=np.int64).reshape(-1, 2)}, metadata)
 
 
-def delta(batches: list[int], *, worker: NodeKey = HELPING, job: str = JOB, anchor: str = "c" * 64) -> identity_pb2.Envelope:
+def delta(
+    batches: list[int], *, worker: NodeKey = HELPING, job: str = JOB, anchor: str = "c" * 64, measured: str = ""
+) -> identity_pb2.Envelope:
     """What replica a.1 on another PNode learned above that anchor."""
     delegation = make_delegation(HELPER, POLICY.network_id, HELPING.public_der, 7, ["127.0.0.1:2"], NOW)
     message = model_pb2.Delta(
         network_id=POLICY.network_id, model=MODEL, job_id=job, vnode="a", replica="a.1", incarnation=7, sequence=1, anchor_digest=anchor,
         batches=batches, losses=[1.0] * len(batches), codec="raw", digest="d" * 64, size_bytes=9, delegation=delegation,
+        measured_digest=measured,
     )  # fmt: skip
     return seal(identity_pb2.DOMAIN_DELTA, message, worker)
 
@@ -290,12 +293,15 @@ def test_deltas_count_for_who_made_them(tmp_path: Path) -> None:
     assert result.pnodes == (PNODE.node_id, HELPER.node_id)
 
 
-def test_where_audits_are_drawn_a_delta_begins_with_what_commits_lead_to(tmp_path: Path) -> None:
+def test_where_audits_are_drawn_a_delta_begins_with_and_was_measured_against_what_commits_lead_to(tmp_path: Path) -> None:
     """A replay begins with whatever it names: a state of the contributor's own making would pass, and be nothing that the model ever was."""
-    zero = digest_of(state([], ""))
-    for anchor, audits, holds in ((zero, "drawn", True), ("c" * 64, "drawn", False), ("c" * 64, "none", True)):
+    zero, other = digest_of(state([], "")), "c" * 64
+    for anchor, measured, audits, holds in (
+        (zero, "", "drawn", True), (other, "", "drawn", False), (other, "", "none", True), (zero, zero, "drawn", True), (zero, other, "drawn", False),
+    ):  # fmt: skip
         world = World()
-        made = helped(world, audits=audits, deltas={0: [model_pb2.Merged(after=2, delta=delta(HELPED, anchor=anchor))]})
+        brought = delta(HELPED, anchor=anchor, measured=measured)
+        made = helped(world, audits=audits, deltas={0: [model_pb2.Merged(after=2, delta=brought)]})
         if holds:
             assert audit(world, made, tmp_path).exact
         else:

@@ -157,6 +157,30 @@ def test_a_delta_that_has_outlived_its_delegation_is_asked_about_and_answered_li
     run(story)
 
 
+@pytest.mark.parametrize("measured", ["", "d" * 64])
+def test_a_delta_that_was_measured_against_an_anchor_is_answered_with_the_verdict_alone(measured: str) -> None:
+    """Whoever did not say what it was measured against goes on from the anchor that it is answered with."""
+
+    async def story(counter: Counter) -> None:
+        asked = asyncio.ensure_future(counter.ask(opening(delta(measured_digest=measured))))
+        await counter.until_heard(1)
+        counter.desk.answer(counter.heard[0].request, Verdict.MERGED, "", "", ANCHOR)
+        assert (await asked).anchor == (None if measured else ANCHOR)
+
+    run(story)
+
+
+def test_who_has_brought_a_delta_is_given_the_next_anchor_at_once() -> None:
+    async def story(counter: Counter) -> None:
+        for number, brought in enumerate((None, delta(measured_digest="d" * 64), None), start=1):
+            asked = asyncio.ensure_future(counter.ask(opening(brought)))
+            await counter.until_heard(number)
+            counter.desk.answer(counter.heard[-1].request, Verdict.MERGED if brought else Verdict.ANCHOR, "", "", ANCHOR)
+            await asked
+
+    run(story)
+
+
 def test_the_anchor_alone_can_be_asked_for() -> None:
     async def story(counter: Counter) -> None:
         asked = asyncio.ensure_future(counter.ask(opening()))

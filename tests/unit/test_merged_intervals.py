@@ -15,7 +15,8 @@ from merged_rig import FIRST_STATE, STAGE, Member, ratio_of, scaled, without_its
 from test_opening import DATA, NUM_BATCHES, REGISTRY, assigned
 
 from dcnr.errors import Refused
-from dcnr.v1 import model_pb2
+from dcnr.intervals import IntervalSet
+from pnode.anchors import Anchor
 from trust.envelope import digest_of_envelope
 from vnode.bundle import read_bundle
 from vnode.checks.claims import Claim, ClaimedStep
@@ -40,6 +41,11 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 120))  # type: ignore[arg-type]
 
 
+async def met(primary: Member, other: Member, codec: str) -> None:
+    """One round: an anchor, and what is measured against it."""
+    await primary.merge(await other.delta(await primary.merge(), codec), codec=codec)
+
+
 async def worked(
     root: Path, *, primary_lie: Lie = honest, contributor_lie: Lie = honest, codec: str = "raw"
 ) -> tuple[Member, Member]:
@@ -48,35 +54,37 @@ async def worked(
     await other.stand_on(await primary.merge())
     await other.learn(10, 11, 12)
     await primary.learn(0, 1)
-    await other.stand_on(await primary.merge(await other.delta(codec), codec=codec))
+    await met(primary, other, codec)
     await other.learn(13)
     await other.forward(10)
     await other.learn(14)
-    await other.stand_on(await primary.merge(await other.delta(codec), codec=codec))
+    await met(primary, other, codec)
     await primary.forward(11)
     await primary.learn(2, 3)
     await primary.snapshot()
     await other.learn(15)
-    await other.stand_on(await primary.merge(await other.delta(codec), codec=codec))
+    await met(primary, other, codec)
     await primary.snapshot()
     return primary, other
 
 
 async def joined(tmp_path: Path, span_steps: int = 256) -> tuple[Member, Member]:
-    """A primary, and a contributor that has learned two batches on its anchor."""
+    """A primary, and a contributor that has learned two batches on its anchor, as the primary has since."""
     primary, other = Member("a.1", tmp_path), Member("a.2", tmp_path, span_steps=span_steps)
     await other.stand_on(await primary.merge())
     await other.learn(10, 11)
+    await primary.learn(0, 1)
     return primary, other
 
 
-async def lead_unanswered(other: Member) -> None:
-    """A contributor is made the primary while nobody has answered its delta, and learns another batch."""
-    _, _, batches = await other.delta()
-    other.chain.lead(batches)
-    other.books.lead()
-    other.compute.lead()
+async def lead_with_it(other: Member, anchor: Anchor) -> None:
+    """A contributor is made the primary while its delta is open: it merges that first, before its first checkpoint."""
+    envelope, data, batches = await other.delta(anchor)
     await other.learn(12)
+    await other.take_in(envelope, data, batches)
+    other.chain.lead(IntervalSet.span(12, 13))
+    other.compute.lead()
+    await other.snapshot()
 
 
 @pytest.mark.parametrize("codec", ["raw", "int8"])
@@ -127,7 +135,7 @@ def test_a_delta_of_as_many_entries_as_one_replay_goes_over_can_be_checked(tmp_p
         primary, other = await joined(tmp_path, span_steps=2)
         if has_begun_another:
             await other.books.before_learning()
-        await primary.merge(await other.delta())
+        await primary.merge(await other.delta(await primary.merge()))
         assert await other.ratio(other.named[-1]) <= 1.0
         primary.books.close()
         other.books.close()
@@ -135,31 +143,47 @@ def test_a_delta_of_as_many_entries_as_one_replay_goes_over_can_be_checked(tmp_p
     run(scenario)
 
 
-def test_what_a_contributor_goes_on_with_as_the_primary_has_its_states_named(tmp_path: Path) -> None:
-    """The last entry of an unanswered delta is followed by others then, and a replay starts anew behind it."""
-
-    async def scenario() -> None:
-        primary, other = await joined(tmp_path, span_steps=2)
-        await lead_unanswered(other)
-        log = model_pb2.StepLog.FromString(await other.books.log(""))
-        assert [(step.batch, bool(step.state_digest)) for step in log.steps] == [(10, False), (11, True), (12, False)]
-        primary.books.close()
-        other.books.close()
-
-    run(scenario)
-
-
-def test_a_contributor_that_is_made_the_primary_tells_its_unanswered_delta_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("factor", [1.0, 0.5], ids=["as it was brought", "another part"])
+def test_a_contributor_that_leads_merges_its_open_delta_and_both_are_run_again(tmp_path: Path, factor: float) -> None:
     async def scenario() -> None:
         primary, other = await joined(tmp_path)
-        await lead_unanswered(other)
-        await other.snapshot()
-        stated, _ = await other.opened(other.named[-1])
-        assert [step.batch for step in stated.steps] == [10, 11, 12]
-        assert await other.ratio(other.named[-1]) <= 1.0
+        other.merge_lie = scaled(factor)
+        await lead_with_it(other, await primary.merge())
+        delta, first = other.named
+        stated, _ = await other.opened(delta)
+        assert [step.batch for step in stated.steps] == [10, 11]
+        assert await other.ratio(delta) <= 1.0
+        stated, _ = await other.opened(first)
+        assert [step.batch for step in stated.steps] == [12]
+        assert (await other.ratio(first) <= 1.0) is (factor == 1.0)
         await other.learn(13)
         await other.snapshot()
         assert await other.ratio(other.named[-1]) <= 1.0
+        primary.books.close()
+        other.books.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_other", [False, True], ids=["its own", "what it began with"])
+def test_what_a_delta_was_measured_against_is_held_against_what_it_names(tmp_path: Path, is_other: bool) -> None:
+    """Goal: else a contributor would choose what it says it moved by what it says it was measured against."""
+
+    async def scenario() -> None:
+        primary, other = await joined(tmp_path)
+        await other.delta(await primary.merge())
+        (name,) = other.named
+        folder = min(path for path in (other.root / "evidence").iterdir() if (path / "measured").exists())
+        assert await other.ratio(name) <= 1.0
+        if is_other:
+            begun = (folder / "begin").read_bytes()
+            (folder / "measured").unlink()
+            (folder / "measured").write_bytes(begun)
+        else:
+            (folder / "measured").unlink()
+        with pytest.raises(Refused) as raised:
+            await other.opened(name)
+        assert raised.value.code == UNVERIFIABLE
         primary.books.close()
         other.books.close()
 
@@ -266,7 +290,7 @@ def test_nobody_begins_the_job_anew_in_its_midst(tmp_path: Path) -> None:
         other.info = other.compute.restore(begun)
         other.compute.follow()
         await other.learn(10, 11)
-        await other.delta()
+        await other.delta(anchor)
         with pytest.raises(Refused) as raised:
             await other.ratio(other.named[0])
         assert raised.value.code == UNVERIFIABLE

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.merging_digits import Digits
 from benchmarks.merging_rates import ALONE, chosen, climbed, conclude
-from benchmarks.merging_replicas import Group, Met, Points, Rounds, Setting
+from benchmarks.merging_replicas import Added, Group, Points, Rounds, Setting
 from benchmarks.merging_rules import Arrival, DelayedNesterov, Nesterov, Outer, averaged
 from benchmarks.result import Result
 from vnode.torch_merging import DeltaValues
@@ -38,9 +38,9 @@ def stepped(outer: Outer, *displacements: float) -> float:
     return float(weights["w"])
 
 
-def test_an_outer_step_of_rate_one_without_momentum_is_what_workers_do() -> None:
+def test_an_outer_step_of_rate_one_without_momentum_adds_a_share() -> None:
     (stage,) = SETTING.stages()
-    ours, plain = learned(Group(SETTING, stage, 4)), learned(Group(SETTING, stage, 4, outer=lambda: Nesterov(1.0, 0.0)))
+    ours, plain = learned(Added(SETTING, stage, 4)), learned(Added(SETTING, stage, 4, outer=lambda: Nesterov(1.0, 0.0)))
     for name, value in ours.items():
         np.testing.assert_allclose(plain[name], value, atol=1e-5)
 
@@ -111,7 +111,7 @@ def test_every_seed_has_its_own_order_of_the_same_images_and_splits_stay_apart()
 
 def test_who_meets_its_primary_pulls_back_what_others_learned_as_far_as_its_own_steps_count() -> None:
     setting = replace(SETTING, num_replicas=2, delay_batches=0)
-    group = Met(setting, setting.stages()[0], setting.num_batches)
+    group = Group(setting, setting.stages()[0], setting.num_batches)
     points = Points(setting)
     for batch in range(setting.num_batches):
         x, y = points.batch(batch)

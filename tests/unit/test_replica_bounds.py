@@ -19,7 +19,7 @@ from vnode.events import Instruction
 from vnode.replica_config import ReplicaConfig
 from vnode.vocabulary import TRAIN_LANE, Peer, Role, Verdict
 
-PRIMARY, ME = ReplicaId("here.0"), ReplicaId("here.3")
+PRIMARY, OTHER, ME = (ReplicaId(f"here.{number}") for number in (0, 1, 3))
 SHARES = (Share(PRIMARY, 1.0), Share(ME, 1.0))
 NUM_BATCHES = 24
 MINE = split(SHARES, NUM_BATCHES, 2)[ME]
@@ -50,12 +50,12 @@ def core_of(role: Role, shares: tuple[Share, ...] = SHARES, lineage: IntervalSet
 
 def contributor(lineage: IntervalSet) -> ReplicaCore:
     core = core_of(Role.CONTRIBUTOR)
-    answered(core, 1, Verdict.ANCHOR, lineage)
+    answered(core, 1, lineage)
     return core
 
 
-def answered(core: ReplicaCore, ask: int, verdict: Verdict, lineage: IntervalSet) -> tuple[mev.Rebase, list[Instruction]]:
-    (rebase,) = of(mev.Rebase, core.handle(mev.AnchorArrived(0.0, ask, Peer(PRIMARY, 1), verdict, lineage, "anchor")))
+def answered(core: ReplicaCore, ask: int, lineage: IntervalSet) -> tuple[mev.Rebase, list[Instruction]]:
+    (rebase,) = of(mev.Rebase, core.handle(mev.AnchorArrived(0.0, ask, Peer(PRIMARY, 1), lineage, "anchor")))
     return rebase, carried_out(core, core.handle(mev.Rebased(0.0)))
 
 
@@ -104,9 +104,11 @@ def test_a_primary_whose_disk_takes_no_snapshot_learns_no_more_than_a_commit_may
     assert learned(out)[:2] == [5, 6], "and goes on when the disk has room again"
 
 
-def brought(core: ReplicaCore, out: list[Instruction]) -> tuple[IntervalSet, int, list[int]]:
-    """The one delta that it wants to make is made: its batches, the question about it, and what it learned above it."""
-    (made,) = of(mev.MakeDelta, out)
+def brought(core: ReplicaCore, out: list[Instruction], lineage: IntervalSet) -> tuple[IntervalSet, int, list[int]]:
+    """The one delta that it wants to make is measured against an anchor of that lineage: its batches, the question about it, and what it learned beside it."""
+    (ask,) = of(mev.AskMerge, out)
+    assert ask.sequence is None
+    (made,) = of(mev.MakeDelta, core.handle(mev.AnchorArrived(0.0, ask.ask, Peer(PRIMARY, 1), lineage, "anchor")))
     then = carried_out(core, core.handle(mev.DeltaMade(0.0, made.sequence, made.batches)))
     (ask,) = of(mev.AskMerge, then)
     return made.batches, ask.ask, learned(then)
@@ -116,39 +118,47 @@ def learned(out: list[Instruction]) -> list[int]:
     return [item.batch for item in of(ev.Learn, out)]
 
 
+def merged(core: ReplicaCore, ask: int) -> list[Instruction]:
+    return carried_out(core, core.handle(mev.DeltaAnswered(0.0, ask, Peer(PRIMARY, 1), Verdict.MERGED)))
+
+
 def test_a_contributor_at_the_end_of_its_reach_brings_what_it_has_and_goes_on_with_the_next_anchor() -> None:
     core = contributor(NONE)
-    batches, ask, then = brought(core, give(core, MINE))
+    batches, ask, then = brought(core, give(core, MINE), NONE)
     assert (batches, then) == (IntervalSet.span(2, 4), []), "at once, although few and its time has not come"
-    _, out = answered(core, ask, Verdict.MERGED, IntervalSet.span(0, 4))
-    batches, ask, then = brought(core, out)
+    (anew,) = of(mev.AskMerge, merged(core, ask))
+    assert anew.sequence is None, "an anchor with it may widen its reach"
+    _, out = answered(core, anew.ask, IntervalSet.span(0, 4))
+    batches, ask, then = brought(core, out, IntervalSet.span(0, 4))
     assert (batches, then) == (IntervalSet.span(4, 6), [])
-    _, out = answered(core, ask, Verdict.MERGED, IntervalSet.span(0, 6))
+    (anew,) = of(mev.AskMerge, merged(core, ask))
+    _, out = answered(core, anew.ask, IntervalSet.span(0, 6))
     assert learned(out) == []
+    assert not of(mev.AskMerge, out), "nothing is news"
     (alone,) = of(mev.AskMerge, core.handle(ev.Tick(limits.ANCHOR_S)))
     assert alone.sequence is None
-    _, out = answered(core, alone.ask, Verdict.ANCHOR, IntervalSet.span(0, 12))
+    _, out = answered(core, alone.ask, IntervalSet.span(0, 12))
     assert learned(out) == [12, 13, 16], "as many as a delta may name"
 
 
 def test_what_a_contributor_learned_always_fits_its_next_delta(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_AHEAD_BATCHES", 100)
     core = contributor(IntervalSet.span(0, 2))
-    batches, ask, then = brought(core, give(core, MINE))
+    batches, ask, then = brought(core, give(core, MINE), IntervalSet.span(0, 2))
     assert batches == IntervalSet.span(2, 5)
     assert then + learned(give(core, MINE)) == [5, 12, 13], "then it waits for the primary's answer"
     assert "merge" in core.view().paused_why
-    rebase, out = answered(core, ask, Verdict.MERGED, IntervalSet.span(0, 5))
-    assert rebase.keep_after
-    batches, _, then = brought(core, out)
+    batches, _, then = brought(core, merged(core, ask), IntervalSet.span(0, 5))
     assert batches == IntervalSet.of((5, 6), (12, 14))
     assert then + learned(give(core, MINE)) == [16, 17], "nothing was lost, and it goes on"
 
 
 def test_what_is_too_far_ahead_of_a_new_primarys_anchor_is_let_go_and_needed_again() -> None:
     core = contributor(IntervalSet.span(0, 12))
-    _, ask, _ = brought(core, give(core, MINE))
-    rebase, _ = answered(core, ask, Verdict.ANCHOR, NONE)
+    brought(core, give(core, MINE), IntervalSet.span(0, 12))
+    out = core.handle(ev.PlanChanged(0.0, {}, frozenset(), 100, SHARES, Role.CONTRIBUTOR, OTHER))
+    (ask,) = of(mev.AskMerge, out)
+    rebase, _ = answered(core, ask.ask, NONE)
     assert (rebase.keep_open, rebase.keep_after, rebase.lineage) == (False, False, NONE)
     assert IntervalSet.span(12, 14) & core.view().needs[0].wanted == IntervalSet.span(12, 14)
 

@@ -9,13 +9,14 @@ from merges_rig import (
     NONE,
     NUM_BATCHES,
     PRIMARY,
-    SHARES,
     THEIRS,
     THIRD,
     anchored,
     answer,
     config,
+    judged,
     learn,
+    made,
     of,
     plan,
     primary,
@@ -42,7 +43,7 @@ def test_a_contributor_learns_nothing_before_it_has_the_primarys_anchor() -> Non
     first = next(iter(MINE))
     assert not of(ev.Learn, core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, first, "x")))
     assert core.view().paused_why
-    _, out = answer(core, ask, Verdict.ANCHOR, NONE)
+    _, out = answer(core, ask, NONE)
     assert [item.batch for item in of(ev.Learn, out)] == [first]
 
 
@@ -53,7 +54,7 @@ def test_without_a_primary_that_answers_it_learns_on_what_it_restored_and_asks_a
     learn(core, next(iter(MINE)))
     (again,) = of(mev.AskMerge, core.handle(ev.Tick(1.0)))
     assert again.ask > ask.ask
-    assert not of(mev.Rebase, core.handle(mev.AnchorArrived(1.0, ask.ask, Peer(PRIMARY, 1), Verdict.ANCHOR, NONE, "late")))
+    assert not of(mev.Rebase, core.handle(mev.AnchorArrived(1.0, ask.ask, Peer(PRIMARY, 1), NONE, "late")))
 
 
 def test_it_needs_and_learns_its_own_units_only() -> None:
@@ -64,15 +65,33 @@ def test_it_needs_and_learns_its_own_units_only() -> None:
     assert core.view().floor == MINE.lowest()
 
 
-def test_after_so_many_steps_a_delta_is_made_and_learning_goes_on_above_it() -> None:
-    core, ask, batches = with_delta()
-    assert batches == IntervalSet.of(*((batch, batch + 1) for batch in list(MINE)[:3]))
-    assert ask.sequence == 1
-    for batch in list(MINE)[3:6]:
+def test_after_so_many_steps_the_anchor_is_asked_for_and_learning_goes_on() -> None:
+    core = anchored()
+    for batch in list(MINE)[:3]:
         out = learn(core, batch)
-    assert not of(mev.MakeDelta, out)  # one is open
-    assert core.view().unmerged == MINE.first(6)
-    assert core.view().floor == list(MINE)[6]
+    (ask,) = of(mev.AskMerge, out)
+    assert ask.sequence is None
+    assert not of(mev.AskMerge, learn(core, list(MINE)[3])), "one question at a time"
+    make, out = made(core, ask, THEIRS)
+    assert (make.batches, make.anchor, make.lineage) == (MINE.first(4), "anchor", THEIRS)
+    assert [item.sequence for item in of(mev.AskMerge, out)] == [1]
+
+
+def test_what_was_handed_in_counts_as_held_and_one_delta_is_open_at_a_time() -> None:
+    core, ask, batches = with_delta()
+    assert batches == MINE.first(3)
+    for batch in list(MINE)[3:7]:
+        out = learn(core, batch)
+    assert not of(mev.AskMerge, out)
+    assert core.view().unmerged == MINE.first(7)
+    assert core.view().floor == list(MINE)[7]
+    out = judged(core, ask, Verdict.MERGED)
+    assert core.view().unmerged == MINE.first(7) - batches
+    assert core.view().lineage == MINE.first(7)
+    (ask,) = of(mev.AskMerge, out)
+    assert ask.sequence is None
+    make, _ = made(core, ask, batches)
+    assert (make.sequence, make.batches) == (2, MINE.first(7) - batches)
 
 
 @pytest.mark.parametrize("merge_every", [1000])
@@ -80,29 +99,28 @@ def test_the_last_delta_is_made_at_once(merge_every: int) -> None:
     core = anchored(merge_every=merge_every)
     for batch in MINE:
         out = learn(core, batch)
-    assert [made.batches for made in of(mev.MakeDelta, out)] == [MINE]
+    (ask,) = of(mev.AskMerge, out)
+    assert made(core, ask, NONE)[0].batches == MINE
 
 
 def test_a_slow_contributor_makes_a_delta_after_a_while() -> None:
     core = anchored()
     learn(core, next(iter(MINE)), 1.0)
-    assert not of(mev.MakeDelta, core.handle(ev.Tick(49.0)))
-    assert of(mev.MakeDelta, core.handle(ev.Tick(50.0)))
+    assert not of(mev.AskMerge, core.handle(ev.Tick(49.0)))
+    assert of(mev.AskMerge, core.handle(ev.Tick(50.0)))
 
 
-@pytest.mark.parametrize("verdict", list(Verdict))
-def test_an_answered_delta_is_in_the_anchor_or_nowhere(verdict: Verdict) -> None:
+def test_a_refused_delta_is_gone_and_an_anchor_says_what_is_needed_again() -> None:
     core, ask, batches = with_delta()
     after = list(MINE)[3]
     learn(core, after)
-    lineage = batches if verdict is Verdict.MERGED else NONE
-    rebase, out = answer(core, ask, verdict, lineage | THEIRS)
-    assert rebase.keep_open == (verdict is Verdict.ANCHOR)
-    assert rebase.keep_after
-    kept = NONE if verdict is Verdict.REFUSED else batches
-    assert rebase.lineage == core.view().lineage == lineage | THEIRS | kept | IntervalSet.span(after, after + 1)
-    assert [item.sequence for item in of(mev.AskMerge, out)] == ([1] if verdict is Verdict.ANCHOR else [])
-    assert (core.view().num_merged, core.view().num_refused) == (verdict is Verdict.MERGED, verdict is Verdict.REFUSED)
+    (ask,) = of(mev.AskMerge, judged(core, ask, Verdict.REFUSED))
+    assert ask.sequence is None
+    rebase, _ = answer(core, ask, THEIRS)
+    assert (rebase.keep_open, rebase.keep_after) == (False, True)
+    assert rebase.lineage == core.view().lineage == THEIRS | IntervalSet.span(after, after + 1)
+    assert batches - core.view().needs[0].wanted == NONE
+    assert (core.view().num_merged, core.view().num_refused) == (0, 1)
 
 
 def test_what_the_anchor_holds_already_is_not_kept_and_what_it_lacks_is_needed_again() -> None:
@@ -110,11 +128,43 @@ def test_what_the_anchor_holds_already_is_not_kept_and_what_it_lacks_is_needed_a
     after = list(MINE)[3:5]
     for batch in after:
         learn(core, batch)
+    (ask,) = of(mev.AskMerge, judged(core, ask, Verdict.REFUSED))
     overlapping = IntervalSet.span(after[0], after[0] + 1)
-    rebase, _ = answer(core, ask, Verdict.REFUSED, overlapping)
+    rebase, _ = answer(core, ask, overlapping)
     assert not rebase.keep_after
     assert core.view().needs[0].wanted == MINE - overlapping
     assert batches - core.view().needs[0].wanted == NONE
+
+
+@pytest.mark.parametrize("is_merged", [False, True], ids=["unanswered", "merged"])
+@pytest.mark.parametrize("held", [0, 2, 3])
+def test_what_another_primarys_anchor_lacks_of_a_delta_is_learned_already(is_merged: bool, held: int) -> None:
+    core, ask, batches = with_delta()
+    if is_merged:
+        judged(core, ask, Verdict.MERGED)
+    after = IntervalSet.span(list(MINE)[3], list(MINE)[3] + 1)
+    learn(core, *after)
+    (ask,) = of(mev.AskMerge, core.handle(plan(Role.CONTRIBUTOR, primary=THIRD)))
+    lineage = THEIRS | batches.first(held)
+    if held == 0:
+        rebase, out = answer(core, ask, lineage)
+        assert (rebase.keep_open, rebase.keep_after, rebase.num_learning) == (True, True, 2)
+        assert rebase.lineage == core.view().lineage == lineage | batches | after
+        (ask,) = of(mev.AskMerge, out)
+        assert ask.sequence is None, "nothing is open, and one with all of it is due"
+        assert made(core, ask, lineage)[0].batches == batches | after
+    else:
+        rebase, _ = answer(core, ask, lineage)
+        assert not rebase.keep_open
+        assert core.view().lineage == lineage | after, "it is there, or needed again"
+
+
+def test_a_verdict_of_another_life_of_the_primary_makes_its_anchor_wanted() -> None:
+    core, ask, batches = with_delta()
+    (ask,) = of(mev.AskMerge, judged(core, ask, Verdict.MERGED, incarnation=2))
+    assert ask.sequence is None
+    rebase, _ = answer(core, ask, batches, incarnation=2)
+    assert (rebase.keep_open, rebase.lineage) == (False, batches)
 
 
 def test_an_unanswered_delta_is_asked_about_until_it_is_answered() -> None:
@@ -132,28 +182,27 @@ def test_a_new_primary_is_asked_for_its_anchor_before_the_delta() -> None:
     core, old, batches = with_delta()
     (ask,) = of(mev.AskMerge, core.handle(plan(Role.CONTRIBUTOR, primary=THIRD)))
     assert (ask.primary, ask.sequence) == (THIRD, None)
-    assert not of(mev.Rebase, core.handle(mev.AnchorArrived(0.0, old.ask, Peer(PRIMARY, 1), Verdict.MERGED, batches, "void")))
-    rebase, out = answer(core, ask, Verdict.ANCHOR, NONE)
-    assert rebase.keep_open
-    assert [item.sequence for item in of(mev.AskMerge, out)] == [1]
+    assert not judged(core, old, Verdict.REFUSED), "void"
+    assert answer(core, ask, NONE)[0].lineage == batches
 
 
 def test_a_failed_rebase_leaves_everything_and_asks_again() -> None:
-    core, ask, batches = with_delta()
-    core.handle(mev.AnchorArrived(0.0, ask.ask, Peer(PRIMARY, 1), Verdict.MERGED, batches, "bad"))
+    core, _, batches = with_delta()
+    (ask,) = of(mev.AskMerge, core.handle(plan(Role.CONTRIBUTOR, primary=THIRD)))
+    assert of(mev.Rebase, core.handle(mev.AnchorArrived(0.0, ask.ask, Peer(THIRD, 1), NONE, "bad")))
     core.handle(ev.ComputeFailed(0.0, TRAIN_LANE, 0, "bad anchor", fatal=False))
     assert core.view().unmerged == batches
-    assert [item.sequence for item in of(mev.AskMerge, core.handle(ev.Tick(1.0)))] == [1]
+    assert [item.sequence for item in of(mev.AskMerge, core.handle(ev.Tick(1.0)))] == [None]
 
 
 def test_a_standby_takes_the_anchor_now_and_then_and_learns_nothing() -> None:
     core = ReplicaCore(config(THIRD, Role.STANDBY), NONE, 0.0)
     (ask,) = of(mev.AskMerge, core.handle(plan(Role.STANDBY)))
-    answer(core, ask, Verdict.ANCHOR, THEIRS)
+    answer(core, ask, THEIRS)
     assert core.view().floor == NUM_BATCHES
     assert not of(mev.AskMerge, core.handle(ev.Tick(limits.ANCHOR_S - 0.1)))
     (ask,) = of(mev.AskMerge, core.handle(ev.Tick(limits.ANCHOR_S)))
-    answer(core, ask, Verdict.ANCHOR, IntervalSet.span(0, NUM_BATCHES), limits.ANCHOR_S)
+    answer(core, ask, IntervalSet.span(0, NUM_BATCHES), limits.ANCHOR_S)
     core.handle(ev.CheckpointNamed(limits.ANCHOR_S, IntervalSet.span(0, NUM_BATCHES)))
     assert not of(mev.AskMerge, core.handle(ev.Tick(10 * limits.ANCHOR_S)))  # nothing can be lost any more
 
@@ -161,7 +210,7 @@ def test_a_standby_takes_the_anchor_now_and_then_and_learns_nothing() -> None:
 def test_an_idle_contributor_finds_out_what_its_primary_lost() -> None:
     core = anchored(THEIRS | MINE)
     (ask,) = of(mev.AskMerge, core.handle(ev.Tick(limits.ANCHOR_S)))
-    rebase, _ = answer(core, ask, Verdict.ANCHOR, THEIRS, limits.ANCHOR_S, incarnation=2)
+    rebase, _ = answer(core, ask, THEIRS, limits.ANCHOR_S, incarnation=2)
     assert rebase.lineage == THEIRS
     assert core.view().needs[0].wanted == MINE
 
@@ -172,9 +221,12 @@ def test_a_contributor_never_snapshots_until_it_leads() -> None:
     last = list(MINE)[3]
     learn(core, last)
     out = core.handle(plan(Role.PRIMARY, primary=ME))
-    own = batches | IntervalSet.span(last, last + 1)
-    assert of(mev.Lead, out) == [mev.Lead(own, own)]
-    assert [item.lineage for item in of(ev.TakeSnapshot, out)] == [own]
+    own = IntervalSet.span(last, last + 1)
+    assert of(mev.MergeOwn, out) == [mev.MergeOwn(1, 2, batches | own)]
+    assert not of(mev.Lead, out)
+    out = core.handle(mev.OwnMerged(100.0))
+    assert of(mev.Lead, out) == [mev.Lead(batches | own, own)]
+    assert [item.lineage for item in of(ev.TakeSnapshot, out)] == [batches | own]
     assert out.index(of(mev.Lead, out)[0]) < out.index(of(ev.TakeSnapshot, out)[0])
     assert core.view().unmerged == NONE
 
@@ -193,32 +245,53 @@ def test_a_primary_that_the_plan_has_replaced_stops() -> None:
     assert of(ev.Stop, core.handle(plan(Role.CONTRIBUTOR, primary=ME)))
 
 
-def test_where_audits_are_drawn_nothing_is_computed_between_a_delta_and_the_anchor_that_answers_it() -> None:
-    core, ask, batches = with_delta(audited=True)
-    after = ReplicaId("next.0")
-    core.handle(ev.PlanChanged(0.0, {}, frozenset({after}), 100, SHARES, Role.CONTRIBUTOR, PRIMARY))
-    core.handle(ev.LinkUp(0.0, 1, Peer(after, 1)))
-    learned, fresh = next(iter(batches)), (MINE - batches).lowest()
-    assert fresh is not None
-    wanted = IntervalSet.of((learned, learned + 1))
-    core.handle(ev.NeedHeard(0.0, 1, 1, TRAIN_LANE, NONE, wanted, NONE))
-    core.handle(ev.WindowHeard(0.0, 1, 2, TRAIN_LANE, NUM_BATCHES))
-    for batch in (learned, fresh):
-        out = core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, batch, "x"))
-        assert not of(ev.Learn, out)
-        assert not of(ev.Forward, out)
-    assert "take in its delta" in core.view().paused_why
-    rebase, out = answer(core, ask, Verdict.MERGED, batches)
-    assert not rebase.keep_open
-    assert [item.batch for item in (*of(ev.Forward, out), *of(ev.Learn, out))] == [learned]
+@pytest.mark.parametrize("has_failed", [False, True], ids=["refused", "failed"])
+def test_who_is_to_lead_leaves_a_delta_that_cannot_be_merged_and_learns_it_again(has_failed: bool) -> None:
+    core, ask, batches = with_delta()
+    if has_failed:
+        assert of(mev.MergeOwn, core.handle(plan(Role.PRIMARY, primary=ME)))
+        out = core.handle(ev.ComputeFailed(0.0, TRAIN_LANE, 0, "not finite", fatal=False))
+    else:
+        judged(core, ask, Verdict.REFUSED)
+        out = core.handle(plan(Role.PRIMARY, primary=ME))
+    assert of(mev.Lead, out) == [mev.Lead(NONE, NONE)]
+    core.handle(ev.SnapshotTaken(0.0, NONE, "digest"))
+    assert batches - core.view().needs[0].wanted == NONE
 
 
-@pytest.mark.parametrize("verdict", [Verdict.MERGED, Verdict.REFUSED, Verdict.ANCHOR])
-def test_where_audits_are_drawn_an_interval_begins_with_an_anchor_and_nothing_else(verdict: Verdict) -> None:
+def test_who_is_to_lead_merges_what_was_merged_by_a_primary_that_is_gone() -> None:
+    core, ask, batches = with_delta()
+    judged(core, ask, Verdict.MERGED)
+    assert [item.lineage for item in of(mev.MergeOwn, core.handle(plan(Role.PRIMARY, primary=ME)))] == [batches]
+
+
+def test_where_audits_are_drawn_learning_goes_on_from_the_anchor_and_by_its_number_of_batches() -> None:
     core, ask, batches = with_delta(audited=True)
-    rebase, _ = answer(core, ask, verdict, THEIRS)
+    fresh = list(MINE)[3]
+    (learning,) = of(ev.Learn, core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, fresh, "x")))
+    assert learning.num_learned == 0, "a step is made again from the anchor, which holds nothing of an open delta"
+    core.handle(ev.Learned(0.0, fresh, 1.0, 0.1))
+    judged(core, ask, Verdict.MERGED)
+    assert core.view().lineage == batches | IntervalSet.span(fresh, fresh + 1)
+
+
+def test_where_audits_are_drawn_nothing_stays_over_another_primarys_anchor() -> None:
+    core, _, batches = with_delta(audited=True)
+    learn(core, list(MINE)[3])
+    (ask,) = of(mev.AskMerge, core.handle(plan(Role.CONTRIBUTOR, primary=THIRD)))
+    rebase, _ = answer(core, ask, THEIRS)
     assert (rebase.keep_open, rebase.keep_after, rebase.lineage) == (False, False, THEIRS)
     assert batches.isdisjoint(core.view().lineage), "and is needed again"
+
+
+def test_where_audits_are_drawn_what_was_learned_beside_a_refused_delta_is_handed_in() -> None:
+    core, ask, batches = with_delta(audited=True)
+    after = IntervalSet.span(list(MINE)[3], list(MINE)[3] + 1)
+    learn(core, *after)
+    (ask,) = of(mev.AskMerge, judged(core, ask, Verdict.REFUSED))
+    make, _ = made(core, ask, THEIRS)
+    assert (make.batches, make.lineage) == (after, THEIRS)
+    assert batches - core.view().needs[0].wanted == NONE
 
 
 def test_a_contributor_whose_interval_should_end_takes_an_anchor_though_it_learned_nothing() -> None:
@@ -226,35 +299,25 @@ def test_a_contributor_whose_interval_should_end_takes_an_anchor_though_it_learn
     core = anchored(audited=True)
     (ask,) = of(mev.AskMerge, core.handle(ev.CheckpointLost(1.0, "much evidence")))
     assert ask.sequence is None
-    _, out = answer(core, ask, Verdict.ANCHOR, NONE)
+    _, out = answer(core, ask, NONE)
     assert not of(mev.AskMerge, out + core.handle(ev.Tick(2.0)))
-    batches = list(MINE)[:3]
-    learn(core, batches[0])
-    assert not of(mev.AskMerge, core.handle(ev.CheckpointLost(3.0, "much evidence"))), "its delta comes first"
+    learned = MINE.first(1)
+    learn(core, *learned)
+    (ask,) = of(mev.AskMerge, core.handle(ev.CheckpointLost(3.0, "much evidence")))
+    assert made(core, ask, NONE)[0].batches == learned
 
 
-def test_who_has_a_delta_to_bring_does_not_ask_for_the_anchor_alone() -> None:
-    last = MINE.first(1)
-    core = anchored(THEIRS | (MINE - last), audited=True)
-    (made,) = of(mev.MakeDelta, out := learn(core, *last, limits.ANCHOR_S))
-    assert not of(mev.AskMerge, out), "the answer would take from it what it has just learned"
-    asks = of(mev.AskMerge, core.handle(mev.DeltaMade(limits.ANCHOR_S, made.sequence, made.batches)))
-    assert [item.sequence for item in asks] == [made.sequence]
-
-
-@pytest.mark.parametrize(("incarnation", "kept"), [(1, True), (2, False)])
-def test_an_anchor_asked_for_in_idle_times_does_not_take_what_was_learned_since(incarnation: int, kept: bool) -> None:
-    core = anchored(MINE, audited=True, merge_every=1)
+@pytest.mark.parametrize(("incarnation", "is_kept"), [(1, True), (2, False)])
+def test_an_anchor_asked_for_in_idle_times_does_not_take_what_was_learned_since(incarnation: int, is_kept: bool) -> None:
+    core = anchored(MINE, audited=True)
     (ask,) = of(mev.AskMerge, core.handle(ev.Tick(limits.ANCHOR_S)))
     assert ask.sequence is None
     core.handle(plan(Role.CONTRIBUTOR, shares=(Share(PRIMARY, 0.0), Share(ME, 1.0))))
     learned = THEIRS.first(1)
-    (made,) = of(mev.MakeDelta, learn(core, *learned))
-    out = core.handle(mev.AnchorArrived(0.0, ask.ask, Peer(PRIMARY, incarnation), Verdict.ANCHOR, MINE, "anchor"))
-    out += core.handle(mev.DeltaMade(0.0, made.sequence, made.batches))
-    assert bool(of(mev.Rebase, out)) != kept, "only another incarnation's anchor is the beginning of everything"
-    assert [item.sequence for item in of(mev.AskMerge, out)] == [made.sequence] * kept
-    assert core.view().unmerged == learned
+    learn(core, *learned)
+    out = core.handle(mev.AnchorArrived(0.0, ask.ask, Peer(PRIMARY, incarnation), MINE, "anchor"))
+    assert [make.batches for make in of(mev.MakeDelta, out)] == [learned] * is_kept
+    assert bool(of(mev.Rebase, out)) != is_kept, "only another incarnation's anchor is the beginning of everything"
 
 
 # ---- a primary --------------------------------------------------------------------------------------------------------------------
@@ -271,7 +334,7 @@ def verdicts(instructions: list[Instruction]) -> dict[int, Verdict]:
     return {item.request: item.verdict for item in of(mev.AnswerMerge, instructions)}
 
 
-def test_a_delta_is_merged_and_answered_with_the_anchor_after_it() -> None:
+def test_a_delta_is_merged_and_answered() -> None:
     core = primary()
     (merge,) = of(mev.MergeDeltas, asked(core, 7, MINE.first(3)))
     assert (merge.requests, merge.lineage) == ((7,), MINE.first(3))

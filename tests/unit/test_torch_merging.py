@@ -17,6 +17,8 @@ from vnode.torch_stage import schema_of
 
 STAGE = STAGES["image-sgd"]
 """It has running statistics."""
+START = (lambda made: made[0].anchor(made[1]))(fresh(STAGE))
+"""What everybody begins with."""
 
 
 def content(compute: TorchCompute, info: StateInfo, stage: Stage = STAGE) -> dict[str, Array]:
@@ -48,60 +50,78 @@ def test_an_anchor_is_the_same_bytes_for_the_same_state_and_holds_no_slots() -> 
     assert one.anchor(info) != other.anchor(info)
 
 
-def test_an_anchor_and_a_delta_give_the_contributors_weights() -> None:
+def moved_on(stage: Stage = STAGE) -> tuple[bytes, dict[str, Array]]:
+    """The anchor of a primary that has learned on, and what it holds."""
+    primary, info = fresh(stage)
+    learned(primary, stage, range(10, 13))
+    return primary.anchor(info), content(primary, info, stage)
+
+
+def test_an_anchor_and_a_delta_give_the_contributors_weights_and_it_goes_on_from_the_anchor() -> None:
     compute, info = contributor()
-    before = content(compute, info)
     learned(compute, STAGE, range(4))
-    found, after = compute.check_delta(compute.delta("raw"), "raw"), content(compute, info)
-    assert {f"w/{name}" for name in found.weights} | {f"b/{name}" for name in found.buffers} == set(after)
+    own, (anchor, base) = content(compute, info), moved_on()
+    found = compute.check_delta(compute.delta("raw", anchor), "raw")
+    assert {f"w/{name}" for name in found.weights} | {f"b/{name}" for name in found.buffers} == set(own)
     for name, moved in found.weights.items():
-        np.testing.assert_allclose(before[f"w/{name}"] + moved, after[f"w/{name}"], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(base[f"w/{name}"] + moved, own[f"w/{name}"], rtol=0, atol=1e-6)
     for name, value in found.buffers.items():
-        np.testing.assert_array_equal(value, after[f"b/{name}"])
+        np.testing.assert_array_equal(value, own[f"b/{name}"])
+    after = content(compute, info)
+    for name, value in base.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("codec", ["raw", "int8"])
 def test_what_the_codec_lost_stays_with_what_is_learned_next(codec: str) -> None:
     compute, info = contributor()
-    before = content(compute, info)
-    parts = []
-    for start in range(0, 6, 2):
-        learned(compute, STAGE, range(start, start + 2))
-        parts.append(compute.check_delta(compute.delta(codec), codec))
+    learned(compute, STAGE, range(4))
+    own, (anchor, base) = content(compute, info), moved_on()
+    found = compute.check_delta(compute.delta(codec, anchor), codec)
     after = content(compute, info)
-    for name in parts[0].weights:
-        total = before[f"w/{name}"] + sum(part.weights[name] for part in parts)
-        lost = float(np.abs(total - after[f"w/{name}"]).max())
-        last = float(np.abs(parts[-1].weights[name]).max())
-        assert lost <= (1e-6 if codec == "raw" else last / 254 + 1e-6), name  # of the last delta alone, not of all
+    for name, part in found.weights.items():
+        np.testing.assert_allclose(after[f"w/{name}"] + part, own[f"w/{name}"], rtol=0, atol=1e-6, err_msg=name)
+    is_exact = all(np.array_equal(after[name], base[name]) for name in base if name.startswith("w/"))
+    assert is_exact is (codec == "raw")
+    again = compute.check_delta(compute.delta("raw", anchor), "raw")
+    for name, part in again.weights.items():
+        np.testing.assert_allclose(part, after[f"w/{name}"] - base[f"w/{name}"], rtol=0, atol=1e-6)
+
+
+def test_where_anchors_are_whole_states_nothing_is_on_top_of_one() -> None:
+    """Goal: what is learned next is replayed from the bytes of the anchor."""
+    compute = TorchCompute(STAGE, REGISTRY, num_batches=NUM_BATCHES, seed=0, whole_anchors=True)
+    whole, info = fresh(STAGE)
+    compute.restore(whole.snapshot(info))
+    compute.follow()
+    learned(compute, STAGE, range(4))
+    learned(whole, STAGE, range(10, 13))
+    anchor = whole.snapshot(info)
+    compute.delta("int8", anchor)
+    assert compute.snapshot(info) == anchor
 
 
 @pytest.mark.parametrize("name", sorted(STAGES))
 def test_rebase_is_the_anchor_and_what_is_kept(name: str) -> None:
     stage = STAGES[name]
+    first, met = moved_on(stage)
     primary, info = fresh(stage)
-    learned(primary, stage, range(10, 13))
-    anchor = primary.anchor(info)
-    base = content(primary, info, stage)
-
-    def parts() -> tuple[TorchCompute, dict[str, Array], dict[str, Array], dict[str, Array]]:
-        compute, _ = contributor(stage)
-        at_0 = content(compute, info, stage)
-        learned(compute, stage, range(2))
-        at_1 = content(compute, info, stage)
-        compute.delta("raw")
-        learned(compute, stage, range(2, 5))
-        return compute, at_0, at_1, content(compute, info, stage)
-
-    for keep_open in (False, True):
+    learned(primary, stage, range(13, 16))
+    anchor, base = primary.anchor(info), content(primary, info, stage)
+    for share in (0.0, 0.25):
         for keep_after in (False, True):
-            compute, at_0, at_1, at_2 = parts()
-            compute.rebase(anchor, keep_open=keep_open, keep_after=keep_after)
-            wanted = {key: base[key] + keep_open * (at_1[key] - at_0[key]) + keep_after * (at_2[key] - at_1[key]) for key in base}
+            compute, _ = contributor(stage)
+            learned(compute, stage, range(2))
+            own = content(compute, info, stage)
+            delta = compute.check_delta(compute.delta("raw", first), "raw")
+            learned(compute, stage, range(2, 5))
+            end = content(compute, info, stage)
+            compute.rebase(anchor, keep_after=keep_after, taken_back=delta if share else None, share=share)
+            wanted = {key: base[key] + share * (own[key] - met[key]) + keep_after * (end[key] - met[key]) for key in base}
             assert_close(content(compute, info, stage), wanted, "w/")
-            compute.rebase(anchor, keep_open=keep_open, keep_after=keep_after)
-            assert_close(content(compute, info, stage), wanted, "w/")  # twice is once
-            compute.rebase(anchor, keep_open=False, keep_after=False)
+            compute.rebase(anchor, keep_after=True)
+            assert_close(content(compute, info, stage), wanted, "w/")  # what was taken back counts as learned after
+            compute.rebase(anchor, keep_after=False)
             assert_close(content(compute, info, stage), base)
 
 
@@ -110,7 +130,7 @@ def test_optimiser_slots_stay_with_the_contributor() -> None:
     learned(compute, STAGE, range(3))
     schema = schema_of(STAGE, REGISTRY)
     before = parse(compute.snapshot(info), schema)[1]
-    compute.rebase(fresh(STAGE)[0].anchor(info), keep_open=False, keep_after=False)
+    compute.delta("raw", fresh(STAGE)[0].anchor(info))
     after = parse(compute.snapshot(info), schema)[1]
     for name in before:
         assert np.array_equal(before[name], after[name]) == name.startswith("o/"), name
@@ -124,7 +144,7 @@ def test_a_merge_adds_the_share_of_each_displacement_and_moves_running_statistic
     for start in (0, 20):
         compute, _ = contributor()
         learned(compute, STAGE, range(start, start + 2))
-        found.append(primary.check_delta(compute.delta("raw"), "raw"))
+        found.append(primary.check_delta(compute.delta("raw", START), "raw"))
     primary.merge(found, [2, 2], [0.5, 0.25])
     for part, share in zip(found, (0.5, 0.25), strict=True):
         for name, moved in part.weights.items():
@@ -139,7 +159,7 @@ def test_the_order_of_slots_and_the_steps_after_a_merge_are_those_of_one_state()
     primary, info = fresh(STAGE)
     compute, _ = contributor()
     learned(compute, STAGE, range(2))
-    primary.merge([primary.check_delta(compute.delta("raw"), "raw")], [2], [0.5])
+    primary.merge([primary.check_delta(compute.delta("raw", START), "raw")], [2], [0.5])
     state = primary.snapshot(info)
     again, _ = fresh(STAGE)
     again.restore(state)
@@ -155,15 +175,15 @@ def test_one_who_leads_has_no_base_and_keeps_its_state() -> None:
     compute.lead()
     assert compute.anchor(info) == before
     with pytest.raises(InvariantBroken):
-        compute.delta("raw")
+        compute.delta("raw", before)
     with pytest.raises(InvariantBroken):
-        compute.rebase(before, keep_open=False, keep_after=False)
+        compute.rebase(before, keep_after=False)
 
 
 def test_bad_deltas_and_anchors_are_refused_and_change_nothing() -> None:
     compute, info = contributor()
     learned(compute, STAGE, range(2))
-    good, before = compute.delta("raw"), compute.anchor(info)
+    good, before = compute.delta("raw", START), compute.anchor(info)
     nan = np.frombuffer(good, np.uint8).copy()
     nan[:4] = np.frombuffer(np.float32(np.nan).tobytes(), np.uint8)
     for data, codec in ((good[:-1], "raw"), (good + b"\0", "raw"), (good, "int8"), (b"", "raw"), (nan.tobytes(), "raw")):
@@ -173,7 +193,9 @@ def test_bad_deltas_and_anchors_are_refused_and_change_nothing() -> None:
         compute.check_delta(good, "fp16")
     for anchor in (b"", before[:-1], compute.snapshot(info), fresh(STAGES["vector"])[0].anchor(fresh(STAGES["vector"])[1])):
         with pytest.raises(Corrupt):
-            compute.rebase(anchor, keep_open=True, keep_after=True)
+            compute.rebase(anchor, keep_after=True)
+        with pytest.raises(Corrupt):
+            compute.delta("raw", anchor)
         with pytest.raises(Corrupt):
             compute.check_anchor(anchor)
     assert compute.anchor(info) == before
@@ -191,7 +213,7 @@ def test_a_merge_that_would_not_be_finite_changes_nothing() -> None:
     before = primary.anchor(info)
     compute, _ = contributor()
     learned(compute, STAGE, range(1))
-    found = primary.check_delta(compute.delta("raw"), "raw")
+    found = primary.check_delta(compute.delta("raw", START), "raw")
     huge = DeltaValues({name: np.full_like(value, np.inf) for name, value in found.weights.items()}, found.buffers)
     with pytest.raises(InvariantBroken):
         primary.merge([found, huge], [1, 1], [1.0, 1.0])
@@ -203,7 +225,7 @@ def test_an_encoding_comes_back(codec: str) -> None:
     schema = schema_of(STAGE, REGISTRY)
     compute, _ = contributor()
     learned(compute, STAGE, range(2))
-    found = compute.check_delta(compute.delta("raw"), "raw")
+    found = compute.check_delta(compute.delta("raw", START), "raw")
     data = encode(found, codec)
     again = decode(data, codec, schema)
     assert encode(again, codec) == data

@@ -112,10 +112,12 @@ class Anchored:
 
 @dataclass(frozen=True, slots=True)
 class Displacement:
-    """What a contributor says that it moved from the first state on, in place of a last one."""
+    """How far a contributor says that it is from an anchor, in place of a last state."""
 
     data: bytes
     codec: str
+    measured: Payload | None = None
+    """That anchor; None: the first state."""
 
 
 class States(Mapping[int, bytes]):

@@ -16,7 +16,11 @@ from trust.step_logs import Statement
 from vnode.bundle import Bundle, places_of_states
 from vnode.checks.claims import Anchored, Displacement, Taken
 
-_STATE, _DISPLACEMENT = model_pb2.EVIDENCE_KIND_STATE, model_pb2.EVIDENCE_KIND_DISPLACEMENT
+_STATE, _DISPLACEMENT, _MEASURED = (
+    model_pb2.EVIDENCE_KIND_STATE,
+    model_pb2.EVIDENCE_KIND_DISPLACEMENT,
+    model_pb2.EVIDENCE_KIND_MEASURED,
+)
 MAX_REPLICAS = 64
 """Of one VNode, that learn together."""
 
@@ -66,7 +70,12 @@ def displacement_in(bundle: Bundle, statements: Sequence[Statement]) -> Displace
     last = statements[-1]
     if not isinstance(last, model_pb2.Delta):
         return None
-    return Displacement(bytes(_weights(bundle, 0, last)), last.codec)
+    measured = None
+    if last.measured_digest:
+        measured = bundle.data(_MEASURED)
+        if digest_of(measured) != last.measured_digest:
+            raise Corrupt("the anchor that a delta was measured against is not the one that it names", code="wrong_digest")
+    return Displacement(bytes(_weights(bundle, 0, last)), last.codec, measured)
 
 
 def named_by(statement: Statement) -> Digest:

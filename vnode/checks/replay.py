@@ -235,12 +235,11 @@ class _Replay:
     def _moved(
         self, info: StateInfo, first: Mapping[str, Array], claimed: Displacement, num_steps: int
     ) -> Iterator[Comparison]:  # fmt: skip
-        """What a contributor brought against how far its steps lead; the rest of its state goes with it, and nobody takes it in."""
-        index, begun, found = (
-            len(self._claim.steps) - 1,
-            self._arrays(self._claim.states[0]),
-            self._arrays(self._compute.snapshot(info)),
-        )
+        """What a contributor brought against how far its steps lead from what it was measured against; the rest of its state goes with it, and nobody takes it
+        in.
+        """
+        index, found = len(self._claim.steps) - 1, self._arrays(self._compute.snapshot(info))
+        begun = self._arrays(self._claim.states[0] if claimed.measured is None else bytes(claimed.measured))
         delta = self._compute.check_delta(claimed.data, claimed.codec)
         brought = dict(found)
         for name, moved in delta.weights.items():
