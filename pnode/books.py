@@ -187,10 +187,10 @@ class Books:
         self._segment += 1
 
     def ended(
-        self, statement: identity_pb2.Envelope, log: bytes, info: StateInfo, *, displacement: bytes = b"", measured: bytes = b"",
+        self, statement: identity_pb2.Envelope, log: bytes, info: StateInfo, *, displacement: bytes = b"", anchor: bytes = b"", is_measured: bool = False,
     ) -> Ended:  # fmt: skip
-        """The interval ends with it; the next one begins with a state that says ``info`` of itself: behind a displacement with the anchor ``measured``, against
-        which that was measured.
+        """The interval ends with it; the next one begins with a state that says ``info`` of itself: behind a displacement with that anchor, against which it
+        was measured, or not.
         """
         interval = self._interval
         if displacement:
@@ -200,9 +200,9 @@ class Books:
             self._write("lost", self._lost.encode())
         is_idle = not self._has_grown and not displacement
         self._begin(info)
-        if measured:
-            self._write("begin", measured)
-        return Ended(interval, self._interval, is_idle, is_measured=bool(measured))
+        if displacement:
+            self._write("begin", anchor)
+        return Ended(interval, self._interval, is_idle, is_measured)
 
     async def keep(self, ended: Ended | None, name: Digest, state: Path | None) -> None:
         """The interval has that name, and ends with the state in that file, with which the next one begins. Of one in which nothing was learned no inputs and

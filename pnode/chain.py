@@ -162,16 +162,17 @@ class CommitChain:
     # ---- a contributor ------------------------------------------------------------------------------------------------------
 
     def delta(
-        self, sequence: int, codec: str, digest: Digest, size_bytes: int, *, measured: str, commits: Sequence[identity_pb2.Envelope], steps: str = "",
+        self, sequence: int, codec: str, digest: Digest, size_bytes: int, *, anchor: str, commits: Sequence[identity_pb2.Envelope], steps: str = "",
+        is_late: bool = False,
     ) -> identity_pb2.Envelope:  # fmt: skip
-        """The signed statement of everything learned since the last delta, which is settled; it is open from here on, and the replica stands on the anchor
-        ``measured`` that it was measured against, to which ``commits`` lead, oldest first.
+        """The signed statement of everything learned since the last delta, which is settled; it is open from here on, and the replica stands on ``anchor``,
+        to which ``commits`` lead, oldest first. It was measured against that, or (``is_late``) against what it began with.
 
         ``digest`` and ``size_bytes``: of the weights in that codec; ``steps``: digest of the log of its batches.
         """
         standing = self._standing
         learned, begin = self._learned, self._state
-        self.rebase(measured, commits, keep_open=False, keep_after=False)
+        self.rebase(anchor, commits, keep_open=False, keep_after=False)
         self._open = learned
         delta = model_pb2.Delta(
             network_id=standing.network_id,
@@ -182,7 +183,7 @@ class CommitChain:
             incarnation=standing.peer.incarnation,
             sequence=sequence,
             anchor_digest=begin,
-            measured_digest=measured,
+            measured_digest=begin if is_late else anchor,
             batches=[batch for batch, _ in self._open],
             losses=[loss for _, loss in self._open],
             codec=codec,

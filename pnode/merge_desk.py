@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -36,7 +36,9 @@ MAX_WEIGHTS_BYTES: Final = 32 * MIB
 of which most has come: whoever announces much and sends little keeps nobody out.
 """
 ANCHOR_GAP_S: Final = 3.0
-"""Between two anchors that a sibling is given without having brought a delta in between: each may be a whole state, captured for it alone."""
+"""Between anchors that a sibling is given without having brought a delta in between: each may be a whole state, captured for it alone."""
+FREE_ANCHORS: Final = 2
+"""So many in a row before that: what one begins with, and what the first delta is measured against."""
 ANSWER_S: Final = 60.0
 """How long a question waits for the core, which answers between two computations."""
 
@@ -113,8 +115,8 @@ class MergeDesk:
         self._coming: dict[ReplicaId, bytearray] = {}
         """Weights, as far as they are here."""
         self._turns = Turns()
-        self._anchors: dict[ReplicaId, float] = {}
-        """When each was given one, and has brought no delta since."""
+        self._anchors: dict[ReplicaId, deque[float]] = {}
+        """When each was given the last two, and has brought no delta since."""
         self._next = 1
         self._closed = False
 
@@ -169,7 +171,8 @@ class MergeDesk:
         others = {one.sibling for one in self._open.values()} | set(self._coming)
         if self._closed or self._full() or len(others - {sibling}) >= MAX_WAITING:
             raise _overloaded()
-        if alone and self._clock.monotonic() - self._anchors.get(sibling, -math.inf) < ANCHOR_GAP_S:
+        given = self._anchors.get(sibling, ())
+        if alone and len(given) == FREE_ANCHORS and self._clock.monotonic() - given[0] < ANCHOR_GAP_S:
             raise Unavailable("it has just been given an anchor", code="overloaded", retry_after_s=ANCHOR_GAP_S)
 
     def _check_whole(self, size_bytes: int) -> None:
@@ -189,7 +192,7 @@ class MergeDesk:
         found = self._open.pop(request)
         brought = found.brought
         if brought is None:
-            self._anchors[found.sibling] = self._clock.monotonic()
+            self._anchors.setdefault(found.sibling, deque(maxlen=FREE_ANCHORS)).append(self._clock.monotonic())
         else:
             self._anchors.pop(found.sibling, None)
         if not found.answered.done():

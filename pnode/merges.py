@@ -183,7 +183,7 @@ class Merges:
         codec, anchor = self._codec(), job.anchor
 
         def make() -> tuple[bytes, Digest]:
-            data = self._compute.delta(codec, anchor.data)
+            data = self._compute.delta(codec, anchor.data, is_late=job.is_late)
             return data, digest_of(data)
 
         try:
@@ -193,9 +193,12 @@ class Merges:
             self._host.failed_on_thread(error)
             return
         envelope = self._chain.delta(
-            job.sequence, codec, digest, len(data), measured=anchor.digest, commits=anchor.commits, steps=digest_of(log) if log else "",
+            job.sequence, codec, digest, len(data), anchor=anchor.digest, commits=anchor.commits, steps=digest_of(log) if log else "",
+            is_late=job.is_late,
         )  # fmt: skip
-        ended = self._host.books.ended(envelope, log, anchor.info, displacement=data, measured=anchor.data)
+        ended = self._host.books.ended(
+            envelope, log, anchor.info, displacement=data, anchor=anchor.data, is_measured=not job.is_late
+        )
         await self._host.books.keep(ended, digest_of_envelope(envelope), None)
         self._delta = _Kept(job.sequence, envelope, job.batches, data, codec)
         self._host.relearned(anchor.info)

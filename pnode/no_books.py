@@ -25,7 +25,7 @@ class NoBooks:
     def anchored(self, *noted: object) -> None:
         """Nothing."""
 
-    def ended(self, *noted: object, displacement: bytes = b"", measured: bytes = b"") -> None:
+    def ended(self, *noted: object, displacement: bytes = b"", anchor: bytes = b"", is_measured: bool = False) -> None:
         """Nothing."""
 
     async def keep(self, *noted: object) -> None:

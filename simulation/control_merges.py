@@ -70,7 +70,7 @@ class Owed:
         weights = f"{replica.replica} {replica.incarnation} {self.sequence}".encode()
         self.batches, self.primary, self.is_merged = batches, primary, False
         self.delta = replica.chain.delta(
-            self.sequence, "raw", Digest(digest_of(weights)), len(weights), measured=anchor.digest, commits=anchor.commits, steps=replica.steps,
+            self.sequence, "raw", Digest(digest_of(weights)), len(weights), anchor=anchor.digest, commits=anchor.commits, steps=replica.steps,
         )  # fmt: skip
 
     def settled(self) -> None:

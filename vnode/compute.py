@@ -83,8 +83,9 @@ class Compute(Protocol):
         """What an anchor says about itself, after strict checks of all of it. Touches no state: may run on any thread."""
         ...
 
-    def delta(self, codec: str, anchor: bytes) -> bytes:
-        """How far the weights are from ``anchor``, encoded (``raw`` or ``int8``): what the primary merges. The state becomes that anchor.
+    def delta(self, codec: str, anchor: bytes, *, is_late: bool = False) -> bytes:
+        """How far the weights are from ``anchor``, or (``is_late``) from what they stood on, encoded (``raw`` or ``int8``): what the primary merges. The state
+        becomes that anchor.
 
         Optimiser slots stay as they are, or are those of an anchor that is a whole state. What the codec lost stays with what is learned next, except on such
         an anchor. Raises Corrupt for an anchor that is none of this stage and job.

@@ -1,9 +1,10 @@
 """A contributor's side of merges: when a delta is made, what is asked of the primary, and what of the state an anchor keeps. Pure.
 
 A delta is measured against a fresh anchor: where one is due, the primary's anchor is asked for, how far the state is from that is handed in, and learning
-goes on from the anchor at once (PROTOCOL.md, rule 7). One delta is open at a time and is asked about until it is answered. A primary that this replica has no
-anchor of is asked for it first. Until an anchor shows it, a delta is kept: what another primary's anchor lacks of it is learned already. A replica that learns
-nothing takes the anchor now and then, so that it can lead and so that what a lost primary takes with it is needed again.
+goes on from the anchor at once (PROTOCOL.md, rule 7). Who has learned little beside the others hands in how far it came instead. One delta is open at a time
+and is asked about until it is answered. A primary that this replica has no anchor of is asked for it first. Until an anchor shows it, a delta is kept: what
+another primary's anchor lacks of it is learned already. A replica that learns nothing takes the anchor now and then, so that it can lead and so that what a
+lost primary takes with it is needed again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from vnode.vocabulary import Peer, Verdict
 EARLY_S: Final = 3.0
 """So long an answer that a plan has not arrived yet only says that: plans come to everybody, not at the same time."""
 EARLY_AGAIN_S: Final = 0.1
+LATE: Final = 2
+"""Who has learned less than its part by this factor adds what it learned: a delta counts the same whatever it was learned from."""
 
 
 class Contributing:
@@ -136,7 +139,8 @@ class Contributing:
             return None
         self._under_way = arrived
         if self._is_measured_against(arrived, now_s):
-            return MakeDelta(self._sequence + 1, self._holding.after, arrived.anchor, arrived.lineage)
+            is_late = self._is_late(arrived.lineage, num_learning)
+            return MakeDelta(self._sequence + 1, self._holding.after, arrived.anchor, arrived.lineage, is_late)
         return self._rebase(arrived, num_learning)
 
     def _is_measured_against(self, event: AnchorArrived, now_s: float) -> bool:
@@ -149,6 +153,10 @@ class Contributing:
         if self._config.audited:
             return event.primary == self._anchor_from
         return self._is_due(now_s) and not self._takes_back(event.lineage)
+
+    def _is_late(self, lineage: IntervalSet, num_learning: int) -> bool:
+        """Whether the others have learned so much more than their parts since that measuring against it would mostly take back what they learned."""
+        return len(lineage - self._holding.anchor) > LATE * num_learning * len(self._holding.after)
 
     def _takes_back(self, lineage: IntervalSet) -> bool:
         """Whether an anchor of that lineage lacks the open delta, which was not refused, and may have it. Nothing is kept where each interval begins with an

@@ -35,8 +35,9 @@ class ReplicaCost:
     sending + overhead.
     """
     sharing_bytes: int
-    """What a replica with siblings needs beside that: five copies of the weights. A contributor keeps its anchor and its open delta, and
-    has the bytes of the next of both beside them for a while; a primary the anchor and the weights before and after a merge, and a delta as it arrives and decoded."""
+    """What a replica with siblings needs beside that: five copies of the weights. A contributor keeps its anchor and its open delta, and has the bytes of the
+    next of both beside them for a while; a primary the anchor and the weights before and after a merge, and a delta as it arrives and decoded.
+    """
     frame_bytes: int
     """One output batch, raw."""
     step_flops: float

@@ -118,8 +118,8 @@ class AnchorCaptured:
 
 @dataclass(frozen=True, slots=True)
 class MakeDelta:
-    """Hand in how far the state is from ``anchor``, having learned ``batches`` since the last delta; the state is that anchor from here on, and its lineage
-    ``lineage``. Answered by DeltaMade or ComputeFailed.
+    """Hand in how far the state is from ``anchor``, or (``is_late``) from what it stood on, having learned ``batches`` since the last delta; the state is that
+    anchor from here on, and its lineage ``lineage``. Answered by DeltaMade or ComputeFailed.
 
     The delta before it is in the anchor or nowhere: whatever the shell keeps of it can go.
     """
@@ -128,6 +128,7 @@ class MakeDelta:
     batches: IntervalSet
     anchor: AnchorHandle
     lineage: IntervalSet
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,12 +201,13 @@ class TorchCompute:
         """What an anchor says about itself. Raises Corrupt."""
         return self._parsed(anchor, self._anchor_schema)[0]
 
-    def delta(self, codec: str, anchor: bytes) -> bytes:
-        """How far the weights are from ``anchor``, which they are from here on. What the codec lost stays on top, unless anchors are whole states."""
-        buffers, _ = {name: _array(buffer) for name, buffer in self._ready().named_buffers()}, self._based()
+    def delta(self, codec: str, anchor: bytes, *, is_late: bool = False) -> bytes:
+        """How far the weights are from ``anchor`` or the base; they are that anchor then. What the codec lost stays on top, unless it is a whole state."""
+        buffers, base = {name: _array(buffer) for name, buffer in self._ready().named_buffers()}, self._based()
         info, arrays = self._parsed(anchor, self._anchor_schema)
         own = dict(zip(self._names, map(_array, self._parameters), strict=True))
-        data, rest = measured(own, buffers, arrays, codec, self._schema)
+        begun = {f"w/{name}": _array(value) for name, value in zip(self._names, base, strict=True)}
+        data, rest = measured(own, buffers, begun if is_late else arrays, codec, self._schema)
         self._stand(info, arrays, {} if self._whole_anchors else {name: self._tensor(value) for name, value in rest.items()}, {})
         return data
 

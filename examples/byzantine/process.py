@@ -63,9 +63,9 @@ class SlanderingAuditor(Auditing):
 class TurnedDeltas(TorchCompute):
     """Learns honestly, and brings a primary three times the opposite of what it learned."""
 
-    def delta(self, codec: str, anchor: bytes) -> bytes:
+    def delta(self, codec: str, anchor: bytes, *, is_late: bool = False) -> bytes:
         """As `TorchCompute.delta`, turned."""
-        found = self.check_delta(super().delta(codec, anchor), codec)
+        found = self.check_delta(super().delta(codec, anchor, is_late=is_late), codec)
         return encode(DeltaValues({name: -3 * value for name, value in found.weights.items()}, found.buffers), codec)
 
 

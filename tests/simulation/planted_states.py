@@ -17,7 +17,7 @@ from vnode.evaluation import _Round
 from vnode.events import ComputeFailed, DropFrames, Forwarded, Instruction, PlanChanged, TakeSnapshot
 from vnode.holding import Holding
 from vnode.intake import Intake
-from vnode.merge_events import AnchorArrived, AnswerMerge, MakeDelta, Rebase
+from vnode.merge_events import AnswerMerge, MakeDelta
 from vnode.merging import Merging
 from vnode.replica_view import Computation
 from vnode.spool import Spool
@@ -25,10 +25,10 @@ from vnode.vocabulary import Lane
 
 
 def floors_fall_with_every_delta(patch: pytest.MonkeyPatch) -> None:
-    """Rule 3: what a contributor has set apart counts as unlearned until it is merged, what it has just learned does not."""
+    """Rule 3: what a contributor has just handed in counts as unlearned until it has learned more, what it has just learned does not."""
 
     def floor(self: Holding) -> int:
-        lowest = (self.missing | self.open).lowest()
+        lowest = (self.missing if self.after else self.missing | self.open).lowest()
         return len(self.everything) if lowest is None else lowest
 
     patch.setattr(Holding, "floor", property(floor))
@@ -77,14 +77,15 @@ def snapshots_say_what_the_last_one_held(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReplicaCore, "_next_between_steps", late)
 
 
-def what_is_kept_is_not_said(patch: pytest.MonkeyPatch) -> None:
-    """Rule 7: a contributor that goes on from an anchor is said to hold the anchor alone, whatever it keeps above it."""
-    rebase = Contributing._rebase
+def what_an_anchor_holds_is_not_said(patch: pytest.MonkeyPatch) -> None:
+    """Rule 7: a contributor that goes on from an anchor is said to hold what it has handed in alone."""
+    computation = Contributing.computation
 
-    def alone(self: Contributing, event: AnchorArrived, num_learning: int) -> Rebase:
-        return replace(rebase(self, event, num_learning), lineage=event.lineage)
+    def alone(self: Contributing, now_s: float, num_learning: int) -> Any:
+        found = computation(self, now_s, num_learning)
+        return replace(found, lineage=IntervalSet.empty()) if isinstance(found, MakeDelta) else found
 
-    patch.setattr(Contributing, "_rebase", alone)
+    patch.setattr(Contributing, "computation", alone)
 
 
 def needs_have_no_reason(patch: pytest.MonkeyPatch) -> None:

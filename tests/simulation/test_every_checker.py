@@ -85,6 +85,8 @@ FEW: dict[str, Any] = {
 }  # fmt: skip
 CALM = {"topology": chain(2), "num_batches": 200, "crashes": 0, "breaks": 0, "faults_s": 1.1}
 """Floors are compared where nothing has gone wrong for a while."""
+WIDE = {"lead_batches": 64, "spool_batches": (128, 128)}
+"""Sources do not wait for floors."""
 LOST = {"topology": chain(6), "num_batches": 60, "crashes": 2, "breaks": 0, "faults_s": 25.0}
 """Late enough that checkpoints have been named."""
 
@@ -96,13 +98,13 @@ def data_world(seed: int, **changes: Any) -> Simulation:
 with_siblings = partial(data_world, replicas=(2, 2))
 
 DATA: list[tuple[Plant, Any, int, str]] = [
-    (states.floors_fall_with_every_delta, partial(with_siblings, **CALM), 0, "floor_monotone"),
+    (states.floors_fall_with_every_delta, partial(with_siblings, **CALM, **WIDE), 0, "floor_monotone"),
     (states.the_window_lies_beside_the_spool, data_world, 0, "spool_bound"),
     (states.what_is_removed_is_removed_again, data_world, 0, "spool"),
     (states.tests_begin_before_the_last_batch, data_world, 0, "final_weights"),
     (states.evaluations_count_by_their_place, data_world, 0, "test_result"),
     (states.snapshots_say_what_the_last_one_held, data_world, 0, "snapshot_lineage"),
-    (states.what_is_kept_is_not_said, with_siblings, 0, "true_lineage"),
+    (states.what_an_anchor_holds_is_not_said, with_siblings, 0, "true_lineage"),
     (states.needs_have_no_reason, data_world, 0, "explain"),
     (states.questions_are_answered_again, with_siblings, 0, "merge_call"),
     (states.deltas_have_no_number, with_siblings, 0, "merge_call"),

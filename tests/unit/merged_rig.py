@@ -102,16 +102,25 @@ class Member:
         await self.books.rebased(anchor.data, anchor.info)
         self.info = anchor.info
 
-    async def delta(self, anchor: Anchor, codec: str = "raw") -> tuple[identity_pb2.Envelope, bytes, IntervalSet]:
-        """Measured against that anchor, from which it goes on."""
-        data = self.compute.delta(codec, anchor.data)
+    async def delta(
+        self, anchor: Anchor, codec: str = "raw", *, is_late: bool = False
+    ) -> tuple[identity_pb2.Envelope, bytes, IntervalSet]:
+        """Measured against that anchor, from which it goes on, or against what it stood on."""
+        data = self.compute.delta(codec, anchor.data, is_late=is_late)
         data = encode(self.lie(self.compute.check_delta(data, codec)), codec) if self.lie is not None else data
         log = await self.books.log(self.chain.state_digest)
         self.deltas += 1
         envelope = self.chain.delta(
-            self.deltas, codec, digest_of(data), len(data), measured=anchor.digest, commits=anchor.commits, steps=digest_of(log)
+            self.deltas,
+            codec,
+            digest_of(data),
+            len(data),
+            anchor=anchor.digest,
+            commits=anchor.commits,
+            steps=digest_of(log),
+            is_late=is_late,
         )
-        ended = self.books.ended(envelope, log, anchor.info, displacement=data, measured=anchor.data)
+        ended = self.books.ended(envelope, log, anchor.info, displacement=data, anchor=anchor.data, is_measured=not is_late)
         self.info = anchor.info
         await self.books.keep(ended, digest_of_envelope(envelope), None)
         self.named.append(digest_of_envelope(envelope))

@@ -67,7 +67,7 @@ def test_commits_are_numbered_on_over_the_lives_of_a_replica() -> None:
 def test_deltas_stand_between_own_batches_and_an_anchor_is_a_parent() -> None:
     made = chain()
     learn(made, 0, 1)
-    delta = chain("a.2").delta(1, "raw", digest_of(b"d"), 1, measured=START, commits=[chain("a.0").close(anchor=START).commit])
+    delta = chain("a.2").delta(1, "raw", digest_of(b"d"), 1, anchor=START, commits=[chain("a.0").close(anchor=START).commit])
     made.merged(delta, 3)
     learn(made, 2)
     made.merged(delta, 3)
@@ -119,7 +119,7 @@ def test_a_delta_says_what_was_learned_since_the_last_one() -> None:
     learn(made, 4, 5)
     behind = chain("a.0")
     behind.close(anchor="a" * 64)
-    envelope = made.delta(1, "int8", digest_of(b"d"), 17, measured="a" * 64, commits=behind.commits)
+    envelope = made.delta(1, "int8", digest_of(b"d"), 17, anchor="a" * 64, commits=behind.commits)
     payload, _ = open_single(envelope, identity_pb2.DOMAIN_DELTA)
     delta = model_pb2.Delta.FromString(payload)
     assert (list(delta.batches), list(delta.losses), delta.anchor_digest) == ([4, 5], [0.5, 0.625], START)
@@ -127,9 +127,10 @@ def test_a_delta_says_what_was_learned_since_the_last_one() -> None:
     assert (delta.replica, delta.incarnation, delta.sequence, delta.codec, delta.size_bytes) == ("a.1", 2, 1, "int8", 17)
     learn(made, 6)
     behind.close(anchor="b" * 64)
-    envelope = made.delta(2, "raw", digest_of(b"e"), 1, measured="b" * 64, commits=behind.commits)
+    envelope = made.delta(2, "raw", digest_of(b"e"), 1, anchor="b" * 64, commits=behind.commits, is_late=True)
     again = model_pb2.Delta.FromString(open_single(envelope, identity_pb2.DOMAIN_DELTA)[0])
-    assert (list(again.batches), again.anchor_digest, again.measured_digest) == ([6], "a" * 64, "b" * 64)
+    assert (list(again.batches), again.anchor_digest, again.measured_digest) == ([6], "a" * 64, "a" * 64)
+    assert made.state_digest == "b" * 64
 
 
 def test_the_longest_delta_has_a_statement_that_is_accepted() -> None:
@@ -138,7 +139,7 @@ def test_the_longest_delta_has_a_statement_that_is_accepted() -> None:
         made.learned(batch, 0.1)
     behind = chain("a.0")
     behind.close(anchor="a" * 64)
-    envelope = made.delta(1, "raw", digest_of(b"d"), 1, measured="a" * 64, commits=behind.commits)
+    envelope = made.delta(1, "raw", digest_of(b"d"), 1, anchor="a" * 64, commits=behind.commits)
     assert envelope.ByteSize() + 4 * limits.KIB < MAX_DELTA_BYTES, "with room for its delegation"
 
 
@@ -149,7 +150,7 @@ def test_a_promoted_contributor_goes_on_from_its_anchor(keep_open: bool, keep_af
     primary, made = chain("a.0"), chain()
     behind = [primary.close(state="1" * 64), primary.close(anchor="a" * 64)]
     learn(made, 4, 5)
-    made.delta(1, "raw", digest_of(b"d"), 1, measured="1" * 64, commits=[behind[0].commit])
+    made.delta(1, "raw", digest_of(b"d"), 1, anchor="1" * 64, commits=[behind[0].commit])
     learn(made, 6)
     made.rebase("a" * 64, [link.commit for link in behind], keep_open=keep_open, keep_after=keep_after)
     with pytest.raises(InvariantBroken):
@@ -166,7 +167,7 @@ def test_a_contributor_that_leads_has_its_open_delta_in_its_first_commit() -> No
     primary, made = chain("a.0"), chain()
     behind = [primary.close(anchor="1" * 64), primary.close(anchor="a" * 64)]
     learn(made, 4, 5)
-    delta = made.delta(1, "raw", digest_of(b"d"), 1, measured="a" * 64, commits=[link.commit for link in behind])
+    delta = made.delta(1, "raw", digest_of(b"d"), 1, anchor="a" * 64, commits=[link.commit for link in behind])
     learn(made, 6)
     made.merged(delta, 2)
     made.lead(IntervalSet.span(6, 7))

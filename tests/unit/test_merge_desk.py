@@ -313,23 +313,24 @@ def test_a_sibling_that_sends_little_by_little_takes_one_place_however_often_it_
     run(story)
 
 
-def test_an_anchor_alone_is_given_to_each_sibling_every_few_seconds_only() -> None:
-    """Each may be captured for it alone, and be as large as a state."""
-
+def test_two_anchors_in_a_row_are_given_to_each_sibling_every_few_seconds_only() -> None:
     async def story(counter: Counter) -> None:
-        for name, number in (("a.1", 1), ("a.2", 2)):
-            asked = asyncio.ensure_future(counter.ask(opening(contributor=name)))
+        async def given(name: str, **changes: Any) -> None:
+            number = len(counter.heard) + 1
+            asked = asyncio.ensure_future(counter.ask(opening(contributor=name, **changes)))
             await counter.until_heard(number)
             counter.desk.answer(counter.heard[-1].request, Verdict.ANCHOR, "", "", ANCHOR)
             await asked
+
+        for name in ("a.1", "a.2"):
+            await given(name)
+            counter.clock.now_s += 1.0
+            await given(name)
             with pytest.raises(Unavailable) as refused:
                 await counter.ask(opening(contributor=name, incarnation=9))
             assert refused.value.code == "overloaded"
-        counter.clock.now_s += ANCHOR_GAP_S
-        again = asyncio.ensure_future(counter.ask(opening(incarnation=9)))
-        await counter.until_heard(3)
-        counter.desk.answer(counter.heard[-1].request, Verdict.ANCHOR, "", "", ANCHOR)
-        await again
+            counter.clock.now_s += ANCHOR_GAP_S - 1.0
+            await given(name, incarnation=9)
 
     run(story)
 

@@ -165,6 +165,22 @@ def test_a_contributor_that_leads_merges_its_open_delta_and_both_are_run_again(t
     run(scenario)
 
 
+def test_who_has_learned_little_adds_what_it_learned_and_that_is_run_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        primary, other = await joined(tmp_path)
+        await primary.merge(await other.delta(await primary.merge(), is_late=True))
+        (name,) = other.named
+        assert not any((path / "measured").exists() for path in (other.root / "evidence").iterdir())
+        assert await other.ratio(name) <= 1.0
+        await other.learn(12)
+        await primary.merge(await other.delta(await primary.merge()))
+        assert await other.ratio(other.named[-1]) <= 1.0
+        primary.books.close()
+        other.books.close()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("is_other", [False, True], ids=["its own", "what it began with"])
 def test_what_a_delta_was_measured_against_is_held_against_what_it_names(tmp_path: Path, is_other: bool) -> None:
     """Goal: else a contributor would choose what it says it moved by what it says it was measured against."""

@@ -77,6 +77,17 @@ def test_after_so_many_steps_the_anchor_is_asked_for_and_learning_goes_on() -> N
     assert [item.sequence for item in of(mev.AskMerge, out)] == [1]
 
 
+@pytest.mark.parametrize(("num_others", "is_late"), [(8, False), (9, True)])
+def test_who_has_learned_much_less_than_its_part_adds_what_it_learned(num_others: int, is_late: bool) -> None:
+    """Two replicas learn, and it has learned two batches."""
+    core = anchored(merge_every=2)
+    for batch in list(MINE)[:2]:
+        out = learn(core, batch)
+    (ask,) = of(mev.AskMerge, out)
+    make, _ = made(core, ask, THEIRS.first(num_others))
+    assert (make.is_late, make.lineage) == (is_late, THEIRS.first(num_others))
+
+
 def test_what_was_handed_in_counts_as_held_and_one_delta_is_open_at_a_time() -> None:
     core, ask, batches = with_delta()
     assert batches == MINE.first(3)

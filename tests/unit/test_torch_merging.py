@@ -72,6 +72,16 @@ def test_an_anchor_and_a_delta_give_the_contributors_weights_and_it_goes_on_from
         np.testing.assert_array_equal(after[name], value, err_msg=name)
 
 
+def test_a_late_delta_is_what_was_learned_and_it_goes_on_from_the_anchor() -> None:
+    compute, info = contributor()
+    begun, (anchor, base) = content(compute, info), moved_on()
+    learned(compute, STAGE, range(4))
+    own = content(compute, info)
+    for name, part in compute.check_delta(compute.delta("raw", anchor, is_late=True), "raw").weights.items():
+        np.testing.assert_array_equal(part, own[f"w/{name}"] - begun[f"w/{name}"])
+    assert_close(content(compute, info), base, atol=0)
+
+
 @pytest.mark.parametrize("codec", ["raw", "int8"])
 def test_what_the_codec_lost_stays_with_what_is_learned_next(codec: str) -> None:
     compute, info = contributor()

@@ -71,7 +71,7 @@ def displacement_in(bundle: Bundle, statements: Sequence[Statement]) -> Displace
     if not isinstance(last, model_pb2.Delta):
         return None
     measured = None
-    if last.measured_digest:
+    if last.measured_digest not in ("", last.anchor_digest):
         measured = bundle.data(_MEASURED)
         if digest_of(measured) != last.measured_digest:
             raise Corrupt("the anchor that a delta was measured against is not the one that it names", code="wrong_digest")
