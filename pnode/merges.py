@@ -297,7 +297,8 @@ class Merges:
             return
         self._chain.merged(kept.statement, job.num_learning)
         await self._host.books.merged([kept.data])
-        self._host.relearned(self._host.state_info(job.lineage))
+        info = self._host.state_info(job.lineage)
+        self._host.relearned(replace(info, step=info.step - 1))  # no commit is closed with it
         self._host.post(mev.OwnMerged(self._clock.monotonic()))
 
     # ---- a primary ----------------------------------------------------------------------------------------------------------
