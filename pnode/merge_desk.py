@@ -171,8 +171,8 @@ class MergeDesk:
         others = {one.sibling for one in self._open.values()} | set(self._coming)
         if self._closed or self._full() or len(others - {sibling}) >= MAX_WAITING:
             raise _overloaded()
-        given = self._anchors.get(sibling, ())
-        if alone and len(given) == FREE_ANCHORS and self._clock.monotonic() - given[0] < ANCHOR_GAP_S:
+        given = self._anchors.get(sibling)
+        if alone and given is not None and len(given) == FREE_ANCHORS and self._clock.monotonic() - given[0] < ANCHOR_GAP_S:
             raise Unavailable("it has just been given an anchor", code="overloaded", retry_after_s=ANCHOR_GAP_S)
 
     def _check_whole(self, size_bytes: int) -> None:

@@ -46,6 +46,8 @@ class Replica:
     is_delta_open: bool = False
     has_failed: bool = False
     """A call failed since the last answer: the next one waits."""
+    is_met: bool = False
+    """An anchor has come, and is taken over once what is under way is done."""
     num_fresh: int = 0
     """Learned since the last delta."""
 
@@ -127,7 +129,7 @@ class World:
             case mev.MakeDelta():
                 replica.delta = (busy.sequence, busy.batches, maths.delta(busy.anchor))
                 assert busy.lineage | busy.batches == maths.state.lineage
-                replica.is_anchored, replica.has_failed = True, False
+                replica.is_anchored, replica.has_failed, replica.is_met = True, False, False
                 replica.is_delta_open, replica.num_fresh = True, 0
                 self.feed(replica, mev.DeltaMade(now_s, busy.sequence, busy.batches))
             case mev.Rebase():
@@ -136,7 +138,7 @@ class World:
                     assert not busy.keep_after
                 maths.rebase(busy.anchor, keep_open=busy.keep_open, keep_after=busy.keep_after)
                 assert busy.lineage == maths.state.lineage
-                replica.is_anchored, replica.has_failed = True, False
+                replica.is_anchored, replica.has_failed, replica.is_met = True, False, False
                 replica.is_delta_open = False
                 replica.num_fresh = len(maths.after)
                 self.feed(replica, mev.Rebased(now_s))
@@ -178,6 +180,7 @@ class World:
         ask, replica.ask = replica.ask, None
         peer = Peer(PRIMARY, primary.incarnation)
         if ask.sequence is None:
+            replica.is_met = True
             self.feed(replica, mev.AnchorArrived(self.now_s, ask.ask, peer, lineage_of(anchor), anchor))
         else:
             replica.is_delta_open, replica.has_failed = False, False
@@ -200,7 +203,7 @@ class World:
             assert replica.busy is not None or is_waiting or not view.owned - view.lineage, (
                 f"{name} stands still: {view.paused_why}"
             )
-            is_asking = replica.ask is not None or replica.is_delta_open or replica.has_failed
+            is_asking = replica.ask is not None or replica.is_met or replica.is_delta_open or replica.has_failed
             if isinstance(replica.busy, ev.Learn) and not is_asking:
                 assert replica.num_fresh < self.merge_every, (
                     f"{name} has learned {replica.num_fresh} batches and asks for no anchor"

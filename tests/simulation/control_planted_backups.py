@@ -107,11 +107,16 @@ def plans_come_before_fences(patch: pytest.MonkeyPatch) -> None:
 
 def what_was_judged_before_is_named(patch: pytest.MonkeyPatch) -> None:
     """Rule 10: what a checkpoint was found to be in one term counts in the next, though the store may have lost its state."""
-    begin = Naming.begin
+    begin, recorded = Naming.begin, Naming.recorded
+    judged: dict[int, dict[Any, Any]] = {}
+
+    def noting(self: Naming, one: Any) -> None:
+        recorded(self, one)
+        judged.setdefault(id(self), {}).update(self._pending)
 
     def remembering(self: Naming, now: float) -> None:
-        judged = dict(self._pending)
         begin(self, now)
-        self._pending |= judged
+        self._pending |= judged.get(id(self), {})
 
+    patch.setattr(Naming, "recorded", noting)
     patch.setattr(Naming, "begin", remembering)

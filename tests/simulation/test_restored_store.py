@@ -29,7 +29,7 @@ PLANTED: list[tuple[Plant, int, set[str]]] = [
     (planted.older_desired_states, 0, {"obeys_older"}),
     (backups.strays_stay_while_no_job_runs, 27, {"strays"}),
     (backups.what_was_lost_is_remembered, 14, {"manifest_whole"}),
-    (backups.what_was_judged_before_is_named, 32, {"manifest_whole"}),
+    (backups.what_was_judged_before_is_named, 14, {"manifest_whole"}),
     (backups.numbers_are_given_twice, 20, {"number_again"}),
     (backups.plans_come_before_fences, 17, {"liveness"}),
 ]
