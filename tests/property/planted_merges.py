@@ -54,12 +54,13 @@ def two_deltas_at_a_time(patch: pytest.MonkeyPatch) -> None:
 
 def refused_counts_as_learned(patch: pytest.MonkeyPatch) -> None:
     """Rule 7: a batch that is in neither the anchor nor what was kept counts as learned all the same."""
-    count = Holding._count
+    count, none = Holding._count, IntervalSet.empty()
 
     def remember(self: Holding) -> None:
-        before = getattr(self, "lineage", IntervalSet.empty())
         count(self)
+        ever: IntervalSet = self.__dict__.get("ever_held", none)
+        self.__dict__["ever_held"] = ever | self.lineage
         if not self.leads:
-            self.missing -= before
+            self.missing -= ever
 
     patch.setattr(Holding, "_count", remember)

@@ -379,16 +379,19 @@ PLANTED = [
 def test_without_one_of_its_rules_merging_turns_red(plant: planted.Plant) -> None:
     """Goal: rules 2, 7 and 8 of the data plane (PROTOCOL.md), each dropped alone, break one of the two properties."""
 
-    def breaks(script: Script, prop: Any) -> bool:
+    def breaks(script: Script, prop: Any, audited: bool) -> bool:
         with pytest.MonkeyPatch.context() as patch:
             plant(patch)
             try:
-                prop(script)
+                prop(script, audited=audited)
             except (AssertionError, InvariantBroken):
                 return True
         return False
 
     quick = settings(max_examples=300, database=None, derandomize=True, phases=[Phase.generate],
                      suppress_health_check=list(HealthCheck))  # fmt: skip
-    pairs = st.one_of(st.tuples(CALM, st.just(where_only_calls_fail)), st.tuples(ANY, st.just(whatever_happens)))
-    find(pairs, lambda pair: breaks(*pair), settings=quick)
+    kinds = (
+        st.tuples(CALM, st.just(where_only_calls_fail), st.booleans()),
+        st.tuples(ANY, st.just(whatever_happens), st.booleans()),
+    )
+    find(st.one_of(*kinds), lambda found: breaks(*found), settings=quick)
