@@ -34,7 +34,7 @@ def test_nothing_is_said_to_a_worker_before_its_delegation(tmp_path: Path) -> No
         home.open()
         daemon = Daemon(
             PNodeSettings(), home, key=KEY, network=InForce(policy), machine=MACHINE, clock=clock, rng=random.Random(1), environment={}, bootstrap=[],
-            registry=default_registry(),
+            registry=default_registry(), incarnation=1,
         )  # fmt: skip
         ours, theirs = socket.socketpair()
         mine = await LocalPipe.over(ours, local_pb2.FromWorker)

@@ -62,7 +62,7 @@ def test_shards_that_the_last_worker_wanted_are_fetched_on_unless_the_machine_re
         home.open()
         daemon = Daemon(
             PNodeSettings(), home, key=KEY, network=InForce(verify_chain([document])), machine=MACHINE, clock=clock, rng=random.Random(1),
-            environment={}, bootstrap=[], registry=default_registry(),
+            environment={}, bootstrap=[], registry=default_registry(), incarnation=1,
         )  # fmt: skip
         store: Any = Store()
         daemon._cache._objects = store
