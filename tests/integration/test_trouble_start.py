@@ -159,10 +159,11 @@ def test_a_taken_port_of_the_worker_is_a_reason_and_no_crash(network: LocalNetwo
         port = str(holder.getsockname()[1])
         with Command(*start(network, home, "--data-port", port)) as pnode:
             pnode.line("worker_ended")
-            pnode.line("not ready")
+            said = pnode.line("not ready")
+            assert f"cannot listen on port {port}" in said or "SIGKILL" in said, said
             heard: list[dict[str, str]] = []
 
-            def refused() -> bool:  # one that has not come so far, or does not end in time, is killed and started again
+            def refused() -> bool:  # one that has not come so far is killed and started again
                 heard[:] = [why(home)]
                 return f"cannot listen on port {port}" in heard[0]["reason"]
 
