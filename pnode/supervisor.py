@@ -142,7 +142,9 @@ class Supervisor:
         self.worker: Worker | None = None
         self.reason = "the worker has not started yet"
         self.last_words = ""
-        """Of the log of a worker that ended by an error. For its owner alone: they may name directories."""
+        """Of the log of a worker that ended by an error or had to be forced. For its owner alone: they may name directories."""
+        self._log_start = 0
+        """Bytes that the log had when the worker was started: what stands there is of others."""
         self._is_ours = False
         """Whether the process that runs was sent a signal from here: then its exit code says nothing of what it did."""
 
@@ -238,9 +240,9 @@ class Supervisor:
         except OSError as error:
             ours.close()
             return f"the worker cannot be started: {error.strerror}"
-        except Unavailable as error:
+        except Unavailable:
             ours.close()
-            return error.message
+            return STOPPED
         finally:
             theirs.close()
         self._process = process
@@ -284,7 +286,10 @@ class Supervisor:
         except TimeoutError:
             self._signal(process, signal.SIGKILL)
             await self._gone(process)
-            return STOPPED if self._stopping.is_set() else why
+            if self._stopping.is_set():
+                return STOPPED
+            await self._hear()
+            return f"{why}, and was killed: it had not ended {limits.CONNECT_TIMEOUT_S:.0f} s later"
         code = process.returncode or 0
         if self._is_ours and (code < 0 or code == UNKNOWN_CODE):
             return STOPPED
@@ -294,9 +299,12 @@ class Supervisor:
             return f"the worker was ended by signal {-code}"
         if not code:
             return why
-        with contextlib.suppress(Unavailable):
-            self.last_words = await on_disk(lambda: _last_words(self._options.log_path), self._stopping)
+        await self._hear()
         return f"the worker ended with exit code {code}"
+
+    async def _hear(self) -> None:
+        with contextlib.suppress(Unavailable):
+            self.last_words = await on_disk(lambda: _last_words(self._options.log_path, self._log_start), self._stopping)
 
     async def _gone(self, process: WorkerProcess) -> None:
         """Waits for a process that was killed. One that hangs in a disk no signal ends: nobody takes its place, and who is stopped waits for `KILLED_S`."""
@@ -323,16 +331,19 @@ class Supervisor:
             "--trace-endpoint", options.tracing.endpoint, "--trace-share", str(options.tracing.share),
             *(word for source in options.components for word in ("--components", source)),
         ]  # fmt: skip
-        log = await on_disk(lambda: _opened(options.log_path), self._stopping, too_late=os.close)
+        log, self._log_start = await on_disk(
+            lambda: _opened(options.log_path), self._stopping, too_late=lambda opened: os.close(opened[0])
+        )
         try:
             return await options.start(theirs, arguments, environment, log)
         finally:
             os.close(log)
 
 
-def _opened(log: Path) -> int:
-    """A descriptor that writes at its end. Raises OSError."""
-    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+def _opened(log: Path) -> tuple[int, int]:
+    """A descriptor that writes at its end, and the bytes before that. Raises OSError."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    return descriptor, os.fstat(descriptor).st_size
 
 
 async def _bounded(log: Path) -> None:
@@ -353,11 +364,12 @@ def shorten(log: Path) -> None:
             end.write(kept[kept.find(b"\n") + 1 :])
 
 
-def _last_words(log: Path) -> str:
-    """The last line of a log; empty where it cannot be read."""
+def _last_words(log: Path, start: int) -> str:
+    """The last line of a log behind its first ``start`` bytes, or in all of it where it was shortened since; empty where it cannot be read."""
     try:
         with log.open("rb") as file:
-            file.seek(-min(MAX_LAST_WORDS, log.stat().st_size), os.SEEK_END)
+            size = log.stat().st_size
+            file.seek(max(size - MAX_LAST_WORDS, start if start <= size else 0))
             lines = file.read(MAX_LAST_WORDS).decode(errors="replace").strip().splitlines()
     except OSError:
         return ""

@@ -89,6 +89,7 @@ def test_who_may_need_more_than_is_left_beside_what_comes_waits(tmp_path: Path) 
         large, unknown, document = disk.has(1, 20), disk.has(2, 1), disk.has(3, 2)
         async with asyncio.TaskGroup() as group:
             group.create_task(disk.cache.path(large, 20 * MIB))
+            await until(lambda: disk.began == [large])
             second = group.create_task(disk.cache.path(unknown))
             group.create_task(disk.cache.path(document, 4 * MIB))
             await until(lambda: len(disk.began) == 2)

@@ -92,12 +92,12 @@ def test_a_worker_starts_when_the_disk_has_opened_its_log_and_who_is_stopped_wai
 
 def test_the_last_words_of_a_worker_wait_for_the_disk_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, started, downs = tmp_path / "worker.log", list[Greeting](), list[str]()
-    log.write_text("OutOfMemoryError: too large\n")
 
     async def story() -> None:
         mine = supervised(log, started, downs, Failing)
         running = asyncio.create_task(mine.run())
         await until(lambda: mine.worker is not None)
+        log.write_text("OutOfMemoryError: too large\n")
         with standing_still(monkeypatch, tmp_path, "stat") as disk:
             started[0].returncode = 1
             await started[0].close()

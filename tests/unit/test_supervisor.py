@@ -128,6 +128,43 @@ def test_a_worker_that_has_to_be_forced_is_told_with_what_it_did_wrong(tmp_path:
     asyncio.run(scenario())
 
 
+def test_a_worker_that_goes_too_slowly_is_told_with_its_own_words_and_none_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: why it went is in its log, however it came to its end; the first has said so there, the second nothing."""
+    monkeypatch.setattr("dcnr.limits.CONNECT_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("pnode.supervisor.FIRST_PAUSE_S", 0.01)
+    said = tmp_path / "said"
+    program = (
+        "import os, pathlib, sys, time; path = pathlib.Path(sys.argv[-1]); path.exists() or print('worker: port 5 is taken'); path.touch();"
+        "os.close(int(sys.argv[sys.argv.index('--fd') + 1])); time.sleep(60)"
+    )
+
+    async def scenario() -> None:
+        heard = asyncio.Queue[tuple[str, str]]()
+
+        async def told(reason: str) -> None:
+            heard.put_nowait((reason, subject.last_words))
+
+        async def start(pipe: socket.socket, arguments: Sequence[str], environment: Mapping[str, str], log: int) -> WorkerProcess:
+            return await executed("-c", program)(pipe, [*arguments, str(said)], environment, log)
+
+        options = WorkerOptions("127.0.0.1", 0, 1, "cpu", tmp_path / "worker.log", os.environ, start=start)
+        subject = Supervisor(options, next_incarnation=lambda: 1, on_up=_nothing, on_message=_nothing, on_down=told)
+        running = asyncio.create_task(subject.run())
+        async with asyncio.timeout(60):
+            first, second = await heard.get(), await heard.get()
+            await subject.stop(within_s=0.2)
+            await running
+        assert first[1] == "worker: port 5 is taken"
+        assert second[1] == ""
+        for reason, _ in (first, second):
+            assert "before it said hello" in reason
+            assert "was killed" in reason, "a signal of the daemon's own is said to be that"
+
+    asyncio.run(scenario())
+
+
 def test_a_worker_that_is_killed_from_here_is_not_told_as_killed_by_others(tmp_path: Path) -> None:
     async def scenario() -> None:
         ends = Ends()
