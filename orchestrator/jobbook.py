@@ -19,11 +19,11 @@ from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, Una
 from dcnr.ids import check_name, digest_of
 from dcnr.ports import ObjectStore
 from dcnr.v1 import model_pb2
-from orchestrator.called_off import CalledOff
 from orchestrator.documents import open_end
+from orchestrator.job_words import JobWords
 from orchestrator.jobs import JobRecord
 from orchestrator.looks import Looks
-from orchestrator.pauses import newest_pause, number_in
+from orchestrator.pauses import number_in
 from orchestrator.view import LACKING, ViewLoader
 from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
@@ -64,7 +64,7 @@ class JobBook:
         self._listed: frozenset[str] = frozenset()
         self._ended_by_removed: dict[str, str] = {}
         self._needed, self._num_back = "", 0
-        self._called_off = CalledOff(model, store, policy)
+        self._words = JobWords(model, store, policy)
         """Outlives what is read anew."""
         self._reading, self._looks = asyncio.Lock(), Looks(lambda: self._read("", counts=False), LOOK_S)
 
@@ -93,7 +93,7 @@ class JobBook:
     async def refresh(self, needed: str = "", num_back: int = 0) -> None:
         """Lists the jobs to the last one and reads what is new; ``needed``, the active one, is tried in every look. Raises Unavailable where the store as a
         whole does not answer; what of single jobs it does not give is in `unread`. ``num_back``: how often the store went back. With each time everything is
-        read anew: jobs and ends that it has no more are none. What called a job off is stored again.
+        read anew: jobs and ends that it has no more are none. What maintainers said of a job is stored again.
         """
         if num_back != self._num_back:
             async with self._reading:  # no look that began before puts anything back
@@ -181,15 +181,15 @@ class JobBook:
             record = await self._read_request(job_id, found["request"], counts)
             if record is None:
                 return
-        if "cancel" not in found and end is None:
-            await self._called_off.repeat(job_id, record.request_digest)
-        elif "cancel" in found and record.cancel_reason is None:
-            record = replace(record, cancel_reason=await self._called_off.read(job_id, record.request_digest))
+        if "cancel" in found and record.cancel_reason is None:
+            record = replace(record, cancel_reason=await self._words.cancel_reason(job_id, record.request_digest))
         said = record.pause.number if record.pause is not None else 0
         if end is None and (newer := [one for kind in found if (one := number_in(kind) or 0) > said]):
-            newest = await newest_pause(self._store, self._policy(), self._model, job_id, newer)
+            newest = await self._words.newest_pause(job_id, record.request_digest, newer)
             record = replace(record, pause=newest or record.pause)
         self._records[job_id] = replace(record, end=end)
+        if end is None:  # only now: what the store has is read, and held against what is known
+            await self._words.repeat(job_id, record.request_digest, found)
 
     async def _read_end(self, job_id: str) -> model_pb2.Outcome | None:
         """The outcome in the job's `end`, which is listed; None where that is the end of no job and the job is the active one, which the head knows not to have

@@ -70,6 +70,14 @@ async def newest_pause(
     store: ObjectStore, policy: NetworkPolicy, model: str, job_id: str, numbers: Iterable[int]
 ) -> model_pb2.JobPause | None:
     """Of the statements with these numbers the newest that maintainers signed for this place. Raises Unavailable."""
+    found = await newest_stored(store, policy, model, job_id, numbers)
+    return found[0] if found is not None else None
+
+
+async def newest_stored(
+    store: ObjectStore, policy: NetworkPolicy, model: str, job_id: str, numbers: Iterable[int]
+) -> tuple[model_pb2.JobPause, bytes] | None:
+    """As `newest_pause`, with what is stored."""
     for number in sorted(numbers, reverse=True):
         try:
             stored = await store.get(keys.job_pause(model, job_id, number), max_bytes=limits.MAX_ENVELOPE_BYTES)
@@ -77,7 +85,7 @@ async def newest_pause(
         except (Corrupt, Refused, InvalidInput, NotFound):
             continue  # whoever holds the store's keys can put anything there
         if (pause.model, pause.job_id, pause.number) == (model, job_id, number):
-            return pause
+            return pause, stored.data
     return None
 
 

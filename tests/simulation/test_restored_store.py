@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 
 from dataservice import keys
 from dcnr.v1 import model_pb2
-from orchestrator.called_off import CalledOff
 from orchestrator.ends import Ends
+from orchestrator.job_words import JobWords
 from simulation.control_identity import MODEL, job_cancel
 from simulation.control_knobs import ControlKnobs, restored_knobs
 from simulation.control_world import ControlWorld
@@ -116,8 +117,8 @@ def test_a_job_that_was_called_off_stays_so_though_the_store_has_lost_that() -> 
 
 
 def test_where_nobody_said_it_again_the_job_would_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def nothing(self: CalledOff, job_id: str, request_digest: str) -> None:
+    async def nothing(self: JobWords, job_id: str, request_digest: str, found: Container[str]) -> None:
         """What it did before."""
 
-    monkeypatch.setattr(CalledOff, "repeat", nothing)
+    monkeypatch.setattr(JobWords, "repeat", nothing)
     assert stays_called_off().checkers._decided["job-0"].state == model_pb2.JOB_STATE_COMPLETED

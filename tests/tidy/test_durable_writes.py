@@ -24,7 +24,7 @@ WITHOUT: Final = {
     "dcnr/testing.py::Process.start": "a log",
     "gateway/gate.py::Gate.__call__": "a span of a trace gets its name, no file",
     "gateway/keys.py::KeyFile._open": "opens the file; changes are made in `_change`",
-    "orchestrator/called_off.py::CalledOff.repeat": "the same bytes under the name that they had; whoever looks next writes what is lacking",
+    "orchestrator/job_words.py::JobWords.repeat": "the same bytes under the name that they had; whoever looks next writes what is lacking",
     "orchestrator/documents.py::put_all.put": CALLERS,
     "orchestrator/documents.py::put_once": CALLERS,
     "orchestrator/history.py::History._begin_anew": "sets aside what nobody can read; a start that dies there finds no file, and begins anew",

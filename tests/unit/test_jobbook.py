@@ -106,6 +106,13 @@ class Shelf:
         data = seal(identity_pb2.DOMAIN_JOB_CANCEL, cancel, signer).SerializeToString(deterministic=True)
         self.store.rewind(keys.job_cancel("m", job_id), data)
 
+    def pause(self, job_id: str, number: int, *, paused: bool, reason: str = "") -> None:
+        said = model_pb2.JobPause(
+            network_id=FIRST.network_id, model="m", job_id=job_id, number=number, paused=paused, reason=reason
+        )
+        data = seal(identity_pb2.DOMAIN_JOB_PAUSE, said, ALICE).SerializeToString(deterministic=True)
+        self.store.rewind(keys.job_pause("m", job_id, number), data)
+
     def kept(self) -> frozenset[str]:
         """States that no sweep takes now."""
         view = ModelView("m", model_pb2.Head(), b"")
