@@ -176,8 +176,7 @@ class Seeker:
             self._retry_apart.later(self._time.monotonic(), self._rng)
             return True
         self._retry_apart.pause_s = RETRY_FIRST_S
-        known = _entries_of(self._orchestrators())
-        if now < self._document_at or not known:
+        if now < self._document_at or not (known := _entries_of(self._orchestrators())):
             return False
         self._document_at = now + self._document_s * self._rng.uniform(0.75, 1.25)
         missing = self._missing(own_addresses)
