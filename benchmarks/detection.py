@@ -13,15 +13,19 @@ further from what an honest worker of the same machine claims than rounding lead
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import count, cycle
 from pathlib import Path
 from typing import Final
 
 import torch
 
+from benchmarks.kept import Kept, judging, key_of
 from benchmarks.result import Options, Result, Row, Target
 from benchmarks.tolerance_cases import REGISTRY, Case
 from benchmarks.tolerance_machine import load, save
@@ -59,6 +63,7 @@ NUM_BATCHES: Final = 64
 LONG_STEPS: Final = 256
 LONG_SEED: Final = 0
 """With this seed the stages of `LONG` learn so many besides."""
+LONG_PART: Final = "long"
 LONG: Final = ("linear_block", "conv_block", "transformer_block")
 HERE: Final = "as it is, 1 thread"
 NUM_REDRAWS: Final = 8
@@ -86,7 +91,9 @@ CASES: Final = tuple(
 
 
 def run(options: Options) -> Result:
-    """``rounds`` seeds of every behaviour and component, one interval of 16 steps each, and one of 256 of some; outputs as int8 in every second."""
+    """``rounds`` seeds of every behaviour and component, one interval of 16 steps each, and one of 256 of some; outputs as int8 in every second. What was
+    measured of a seed is kept.
+    """
     torch.set_num_threads(1)
     names = list(MACHINES)[-1:] if options.quick else list(MACHINES)
     settings: Row = {
@@ -97,38 +104,58 @@ def run(options: Options) -> Result:
     result = Result("detection", "Cheats that audits see", settings)
     claims = options.scratch / "claims"
     claims.mkdir(parents=True, exist_ok=True)
-    honest: dict[str, Claim] = {}
-    redraws: list[int] = []
-    for number, (wanted, behaviour, codec) in enumerate(_cheats(options.rounds, quick=options.quick)):
-        case, claim = drawn(wanted, behaviour, codec, honest)
-        redraws.append((case.seed - wanted.seed) // REDRAWN)
-        save(claims / str(number), replace(claim, steps=tuple(replace(step, maps={}) for step in claim.steps)))
-        result.rounds.append(
-            {
-                "case": f"{case.name}, {case.optimizer}", "behaviour": behaviour.name, "seed": wanted.seed, "redraws": redraws[-1], "codec": codec,
-                "steps": len(claim.steps), "replay": [_replayed(case, claim, to_the_end=True)], "sketch": _seen_by_sketch(case, claim),
-            }
-        )  # fmt: skip
-    (claims / REDRAWS).write_text(json.dumps(redraws))
-    for name in names:
-        environment, threads = MACHINES[name]
-        words = [str(claims), str(options.rounds), str(threads), *(["quick"] if options.quick else [])]
-        for row, ratio in zip(result.rounds, rows_of("benchmarks.detection", words, environment), strict=True):
-            row["replay"].append(ratio["replay"])
+    kept = Kept(options.kept and options.kept / "detection.jsonl")
+    code = key_of(judging("benchmarks/detection.py", "benchmarks/tolerance*.py", "examples/byzantine/*"))
+    for part in [*map(str, range(options.rounds)), *([] if options.quick else [LONG_PART])]:
+        key = json.dumps([code, names, part, options.quick])
+        result.rounds += kept.row(key, partial(_measured, claims, part, names, quick=options.quick))["rows"]
     for row in result.rounds:
         row["verdict"] = decided(row["replay"], seed=f"{row['case']} {row['behaviour']} {row['seed']} {row['steps']}").value
     conclude(result)
     return result
 
 
-def _cheats(rounds: int, *, quick: bool) -> Iterator[tuple[Case, Behaviour, str]]:
-    for seed in range(rounds):
-        for case in CASES[1:4:2] if quick else CASES:
+def _measured(claims: Path, part: str, names: Sequence[str], *, quick: bool) -> Row:
+    """``rows``: what each machine makes of the cheats of one part."""
+    rows: list[Row] = []
+    honest: dict[str, Claim] = {}
+    for number, (wanted, behaviour, codec) in enumerate(_cheats(part, quick=quick)):
+        case, claim = drawn(wanted, behaviour, codec, honest)
+        save(claims / str(number), replace(claim, steps=tuple(replace(step, maps={}) for step in claim.steps)))
+        rows.append(
+            {
+                "case": f"{case.name}, {case.optimizer}", "behaviour": behaviour.name, "seed": wanted.seed,
+                "redraws": (case.seed - wanted.seed) // REDRAWN, "codec": codec, "steps": len(claim.steps),
+                "replay": [_replayed(case, claim, to_the_end=True)], "sketch": _seen_by_sketch(case, claim),
+            }
+        )  # fmt: skip
+    (claims / REDRAWS).write_text(json.dumps([row["redraws"] for row in rows]))
+
+    def elsewhere(name: str) -> list[Row]:
+        environment, threads = MACHINES[name]
+        words = [str(claims), part, str(threads), *(["quick"] if quick else [])]
+        return rows_of("benchmarks.detection", words, environment)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for found in pool.map(elsewhere, names):
+            for row, ratio in zip(rows, found, strict=True):
+                row["replay"].append(ratio["replay"])
+    for path in claims.iterdir():
+        path.unlink()
+    return {"rows": rows}
+
+
+def _cheats(part: str, *, quick: bool) -> Iterator[tuple[Case, Behaviour, str]]:
+    """All with one seed, or the long ones."""
+    if part == LONG_PART:
+        for case in [one for one in CASES if one.component in LONG]:
             for behaviour in BEHAVIOURS:
-                yield replace(case, seed=seed, num_steps=NUM_BATCHES), behaviour, "int8" if seed % 2 else "raw"
-    for case in [] if quick else [one for one in CASES if one.component in LONG]:
+                yield replace(case, seed=LONG_SEED, num_steps=LONG_STEPS), behaviour, "raw"
+        return
+    seed = int(part)
+    for case in CASES[1:4:2] if quick else CASES:
         for behaviour in BEHAVIOURS:
-            yield replace(case, seed=LONG_SEED, num_steps=LONG_STEPS), behaviour, "raw"
+            yield replace(case, seed=seed, num_steps=NUM_BATCHES), behaviour, "int8" if seed % 2 else "raw"
 
 
 def _num_steps(case: Case) -> int:
@@ -319,11 +346,11 @@ def _seeds(rows: list[Row]) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    """``DIRECTORY ROUNDS THREADS [quick]``: replays the claims of all cheats, a row a line as JSON."""
-    directory, rounds, threads = arguments[:3]
+    """``DIRECTORY PART THREADS [quick]``: replays the claims of a part's cheats, a row a line as JSON."""
+    directory, part, threads = arguments[:3]
     torch.set_num_threads(int(threads))
     redraws = json.loads((Path(directory) / REDRAWS).read_text())
-    for number, (wanted, _, codec) in enumerate(_cheats(int(rounds), quick="quick" in arguments)):
+    for number, (wanted, _, codec) in enumerate(_cheats(part, quick="quick" in arguments)):
         case = _redrawn(wanted, redraws[number])
         claim = load(Path(directory) / str(number), case, codec)
         print(json.dumps({"replay": _replayed(case, claim)}), flush=True)

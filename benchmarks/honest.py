@@ -21,8 +21,7 @@ from typing import Final
 
 import torch
 
-from benchmarks.kept import Kept, key_of
-from benchmarks.machine import ROOT
+from benchmarks.kept import Kept, judging, key_of
 from benchmarks.result import Options, Result, Row, Target
 from benchmarks.tolerance_cases import DEMO, NARROW, OPTIMIZERS, REGISTRY, Case, cases
 from benchmarks.tolerance_machine import load, save
@@ -80,7 +79,8 @@ def run(options: Options) -> Result:
     result = Result("honest", "Honest machines that are accused", settings)
     claims = options.scratch / "claims"
     claims.mkdir(parents=True, exist_ok=True)
-    kept, code = Kept(options.kept and options.kept / "honest.jsonl"), key_of(_judging())
+    kept = Kept(options.kept and options.kept / "honest.jsonl")
+    code = key_of(judging("benchmarks/honest.py", "benchmarks/tolerance*.py"))
     for number in range(options.rounds):
         first = FIRST_SEED + number * WAVE
         key = json.dumps([code, names, first, options.quick])
@@ -99,19 +99,6 @@ def judged_wave(claims: Path, first: int, names: Sequence[str], *, quick: bool) 
     for path in claims.iterdir():
         path.unlink()
     return {"rows": summed(rows)}
-
-
-def _judging() -> Iterator[bytes]:
-    """All code on which a finding may depend, and the tolerances."""
-    for folder, pattern in (
-        (ROOT / "vnode", "*"),
-        (ROOT / "trust", "*"),
-        (ROOT / "benchmarks", "honest.py"),
-        (ROOT / "benchmarks", "tolerance*.py"),
-    ):
-        for path in sorted(folder.rglob(pattern)):
-            if path.suffix in (".py", ".json"):
-                yield path.read_bytes()
 
 
 def elsewhere(action: str, claims: Path, first: int, name: str, *, quick: bool) -> list[Row]:

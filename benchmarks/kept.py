@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from benchmarks.machine import ROOT
 from benchmarks.result import Row
 
 
@@ -35,3 +36,11 @@ class Kept:
 def key_of(parts: Iterable[bytes]) -> str:
     """Another one wherever a part is another."""
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+
+
+def judging(*own: str) -> Iterator[bytes]:
+    """All code on which a finding of checks may depend, and the tolerances; ``own``: patterns of further files."""
+    for pattern in ("vnode/**/*", "trust/**/*", *own):
+        for path in sorted(ROOT.glob(pattern)):
+            if path.suffix in (".py", ".json"):
+                yield path.read_bytes()
