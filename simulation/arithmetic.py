@@ -81,8 +81,8 @@ class Maths:
         return json.dumps(self.open).encode()
 
     def merge_own(self) -> None:
-        """Takes in what is open."""
-        self._anchor, self.open = self._anchor.take_in(self.open), ()
+        """Takes in what is open: it is in the weights from here on, above an anchor that lacks it."""
+        self.open, self.after = (), (*self.open, *self.after)
         self.state = self._anchor.take_in(self.after)
 
     def lead(self) -> None:

@@ -139,8 +139,8 @@ class ReplicaCore:
                 self._computed(event, out)
 
     def _planned(self, event: ev.PlanChanged, out: list[Instruction]) -> None:
-        """The newest plan. A replica may become the primary; a primary never becomes anything else."""
-        if self._holding.leads and event.role is not Role.PRIMARY:
+        """The newest plan. A replica may become the primary; a primary, and who merges its own delta so as to be one, never becomes anything else."""
+        if (self._holding.leads or isinstance(self._busy, mev.MergeOwn)) and event.role is not Role.PRIMARY:
             self._stopped = "the plan has another primary"
             return
         self._role = event.role

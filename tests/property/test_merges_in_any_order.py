@@ -1,4 +1,6 @@
-"""Goal: whatever is late, lost or asked twice between two contributors and a primary, and however units move, no batch is counted twice, and none is lost."""
+"""Goal: whatever is late, lost or asked twice between two contributors and a primary, however units move and whoever is made the primary, no batch is counted
+twice, and none is lost.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +48,7 @@ class Replica:
     is_delta_open: bool = False
     has_failed: bool = False
     """A call failed since the last answer: the next one waits."""
+    has_stopped: bool = False
     is_met: bool = False
     """An anchor has come, and is taken over once what is under way is done."""
     num_fresh: int = 0
@@ -59,6 +62,7 @@ class World:
         self.now_s = 0.0
         self.merge_every, self.unit_batches, self.audited = merge_every, unit_batches, audited
         self.weights = {PRIMARY: 1.0, ONE: 1.0, OTHER: 1.0}
+        self.leader = PRIMARY
         self.requests = 0
         self.learned: Counter[int] = Counter()
         """How often each batch was learned, by whomever."""
@@ -71,7 +75,7 @@ class World:
         config = ReplicaConfig(
             vnode=VNodeId("a"), replica=name, incarnation=self.incarnations, num_inputs=1, input_edges=frozenset({0}),
             num_batches=NUM_BATCHES, spool_batches=8, window_batches=3, lead_batches=NUM_BATCHES, checkpoint_steps=4,
-            role=Role.PRIMARY if name == PRIMARY else Role.CONTRIBUTOR, merge_every=self.merge_every, unit_batches=self.unit_batches,
+            role=Role.PRIMARY if name == self.leader else Role.CONTRIBUTOR, merge_every=self.merge_every, unit_batches=self.unit_batches,
             audited=self.audited,
         )  # fmt: skip
         return Replica(name, ReplicaCore(config, maths.state.lineage, self.now_s), maths, self.incarnations)
@@ -79,9 +83,19 @@ class World:
     def tell(self) -> None:
         """Everyone hears the newest plan."""
         shares = tuple(Share(name, weight) for name, weight in self.weights.items())
-        for name, replica in self.replicas.items():
-            role = Role.PRIMARY if name == PRIMARY else Role.CONTRIBUTOR if self.weights[name] else Role.STANDBY
-            self.feed(replica, ev.PlanChanged(self.now_s, {}, frozenset(), NUM_BATCHES, shares, role, PRIMARY))
+        for name in self.weights:
+            role = Role.PRIMARY if name == self.leader else Role.CONTRIBUTOR if self.weights[name] else Role.STANDBY
+            plan = ev.PlanChanged(self.now_s, {}, frozenset(), NUM_BATCHES, shares, role, self.leader)
+            self.feed(self.replicas[name], plan)
+            if self.replicas[name].has_stopped:  # another primary: it begins again
+                self.incarnations += 1
+                self.replicas[name] = self.made(name, Maths(initial_state("a")))
+                self.feed(self.replicas[name], plan)
+
+    def promote(self, name: ReplicaId) -> None:
+        """It leads by the newest plan, with whatever it holds."""
+        self.leader = name
+        self.tell()
 
     def feed(self, replica: Replica, event: ev.Event) -> None:
         for instruction in replica.core.handle(event):
@@ -102,6 +116,12 @@ class World:
                     replica.busy = instruction
                 case mev.AskMerge():
                     replica.ask = instruction
+                case mev.Lead():
+                    replica.maths.lead()
+                    assert instruction.lineage == replica.maths.state.lineage
+                case ev.Stop():
+                    replica.has_stopped = True
+                    return
                 case mev.AnswerMerge():
                     assert lineage_of(replica.anchor) == replica.maths.state.lineage
                     assert replica.answers[instruction.request] is None
@@ -142,6 +162,10 @@ class World:
                 replica.is_delta_open = False
                 replica.num_fresh = len(maths.after)
                 self.feed(replica, mev.Rebased(now_s))
+            case mev.MergeOwn():
+                maths.merge_own()
+                assert busy.lineage == maths.state.lineage
+                self.feed(replica, mev.OwnMerged(now_s))
             case mev.MergeDeltas():
                 maths.merge(replica.deltas[request] for request in busy.requests)
                 assert busy.lineage == maths.state.lineage
@@ -157,7 +181,7 @@ class World:
         """What it asks reaches the primary: the request's number."""
         if replica.ask is None:
             return None
-        primary, source = self.replicas[PRIMARY], Peer(replica.name, replica.incarnation)
+        primary, source = self.replicas[self.leader], Peer(replica.name, replica.incarnation)
         self.requests += 1
         primary.answers[self.requests] = None
         if replica.ask.sequence is None:
@@ -172,13 +196,13 @@ class World:
 
     def answer(self, replica: Replica, request: int) -> bool:
         """The primary's answer reaches it, if there is one."""
-        primary = self.replicas[PRIMARY]
+        primary = self.replicas[self.leader]
         found = primary.answers.get(request)
         if found is None or replica.ask is None:
             return False
         verdict, anchor = found
         ask, replica.ask = replica.ask, None
-        peer = Peer(PRIMARY, primary.incarnation)
+        peer = Peer(self.leader, primary.incarnation)
         if ask.sequence is None:
             replica.is_met = True
             self.feed(replica, mev.AnchorArrived(self.now_s, ask.ask, peer, lineage_of(anchor), anchor))
@@ -196,7 +220,7 @@ class World:
     def check(self) -> None:
         """A contributor that has an anchor never stands still while it lacks batches of its own, and puts off no delta."""
         for name, replica in self.replicas.items():
-            if name == PRIMARY or not replica.is_anchored:
+            if name == self.leader or not replica.is_anchored:
                 continue
             view = replica.core.view()
             is_waiting = self.audited and replica.core.view().paused_why == "waiting for the primary's anchor"
@@ -234,8 +258,10 @@ CHANGES = (
     st.tuples(st.just("restart"), CONTRIBUTORS),
     st.tuples(st.just("fall back"), CONTRIBUTORS),
     st.tuples(st.just("units move"), CONTRIBUTORS),
+    st.tuples(st.just("promote"), CONTRIBUTORS),
+    st.tuples(st.just("promote for a while"), st.tuples(CONTRIBUTORS, st.integers(0, 2))),
 )
-"""What moves units or loses states."""
+"""What moves units, loses states or makes another replica the primary."""
 SHAPES = (st.sampled_from([1, 2, 5]), st.sampled_from([1, 2, 4]))
 ANY = st.tuples(st.lists(st.one_of(*WAITS, *CHANGES), min_size=5, max_size=40), *SHAPES)
 CALM = st.tuples(st.lists(st.one_of(*WAITS), min_size=5, max_size=40), *SHAPES)
@@ -252,12 +278,23 @@ class Play:
         self.saved = [self.primary.maths.state]
         for kind, what in steps:
             self.world.now_s += 0.01
-            self.step(kind, what)
+            is_of_one = isinstance(what, str)
+            self.step(kind, self.now(what) if is_of_one else (self.now(what[0]), what[1]) if isinstance(what, tuple) else what)
             self.world.check()
 
     @property
     def primary(self) -> Replica:
-        return self.world.replicas[PRIMARY]
+        return self.world.replicas[self.world.leader]
+
+    def now(self, name: ReplicaId) -> ReplicaId:
+        """Who has that part: a replica that is promoted has changed places with the primary before."""
+        leader = self.world.leader
+        return leader if name == PRIMARY else PRIMARY if name == leader else name
+
+    def save(self) -> None:
+        """What the primary holds may be restored; what is still open there is in no state."""
+        if not self.primary.maths.open:
+            self.saved.append(self.primary.maths.state)
 
     def step(self, kind: str, what: Any) -> None:
         world = self.world
@@ -265,7 +302,7 @@ class Play:
             case "work":
                 for _ in range(what[1]):
                     world.go_on(world.replicas[what[0]])
-                    self.saved.append(self.primary.maths.state)
+                    self.save()
             case "call":  # as it is where nothing goes wrong
                 self.call(what, primary_steps=3, own_steps=2)
             case "bring":
@@ -284,20 +321,29 @@ class Play:
                 world.weights[what[0]] = what[1]
                 world.tell()
             case "fall back":  # a primary that had answered begins again with less
-                self.step("work", (PRIMARY, 4))
+                self.step("work", (world.leader, 4))
                 self.call(what, primary_steps=3, own_steps=4)
                 self.restart("restart primary", 5)
                 self.step("work", (what, 3))
                 self.call(what, primary_steps=3, own_steps=2)
             case "units move":  # two contributors learn the same batches, and bring them at once
-                other = OTHER if what == ONE else ONE
+                (other,) = {PRIMARY, ONE, OTHER} - {what, world.leader}
                 self.step("work", (what, 6))
                 self.step("weight", (what, 0.0))
                 self.step("work", (other, 6))
                 self.step("bring", what)
                 self.step("bring", other)
-                self.step("work", (PRIMARY, 3))
+                self.step("work", (world.leader, 3))
                 self.step("weight", (what, 1.0))
+            case "promote":
+                world.promote(what)
+                self.saved, self.brought = [self.saved[-1]], {}
+                self.save()
+            case "promote for a while":  # the plan after that has the former one again
+                former = world.leader
+                self.step("promote", what[0])
+                self.step("work", what)
+                self.step("promote", former)
             case _:
                 self.restart(kind, what)
 
@@ -306,7 +352,7 @@ class Play:
         world.incarnations += 1
         if kind == "restart primary":  # with a state that it had some steps ago
             state = self.saved[max(0, len(self.saved) - 1 - what)]
-            world.replicas[PRIMARY] = world.made(PRIMARY, Maths(state))
+            world.replicas[world.leader] = world.made(world.leader, Maths(state))
             self.saved, self.brought = [state], {}
         else:
             self.brought.pop(what, None)
@@ -318,7 +364,7 @@ class Play:
         request = world.bring(world.replicas[name])
         for _ in range(primary_steps):
             world.go_on(self.primary)
-            self.saved.append(self.primary.maths.state)
+            self.save()
         if request is not None and not world.answer(world.replicas[name], request):
             world.lose(world.replicas[name])
         for _ in range(own_steps):
@@ -327,13 +373,14 @@ class Play:
 
     def finish(self, rounds: int) -> None:
         """From here on every call is answered; after so many rounds the primary holds everything."""
-        for name in (ONE, OTHER):
+        others = [name for name in (PRIMARY, ONE, OTHER) if name != self.world.leader]
+        for name in others:
             self.world.lose(self.world.replicas[name])
         for _ in range(rounds):
             if self.primary.maths.state.lineage.is_exactly(0, NUM_BATCHES):
                 break
             self.world.pass_time(1.0)
-            for name in (ONE, OTHER):
+            for name in others:
                 self.call(name, primary_steps=8, own_steps=4)
         state = self.primary.maths.state
         assert state.lineage.is_exactly(0, NUM_BATCHES)

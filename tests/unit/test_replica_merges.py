@@ -270,6 +270,28 @@ def test_who_is_to_lead_leaves_a_delta_that_cannot_be_merged_and_learns_it_again
     assert batches - core.view().needs[0].wanted == NONE
 
 
+@pytest.mark.parametrize("audited", [False, True])
+def test_who_merges_its_own_delta_and_is_not_to_lead_after_all_stops(audited: bool) -> None:
+    """Goal: its state holds a part of a delta above an anchor that lacks it. What is measured from there would take that in once more, and where audits are
+    drawn it follows from nothing that this replica has signed.
+    """
+    core, _, _ = with_delta(audited=audited)
+    assert of(mev.MergeOwn, core.handle(plan(Role.PRIMARY, primary=ME)))
+    assert of(ev.Stop, core.handle(plan(Role.CONTRIBUTOR)))
+    assert not core.handle(mev.OwnMerged(0.0))
+
+
+def test_who_was_to_lead_and_has_not_begun_to_merge_its_own_delta_contributes_on() -> None:
+    core, ask, batches = with_delta()
+    core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, list(MINE)[3], "x"))
+    core.handle(plan(Role.PRIMARY, primary=ME))
+    core.handle(plan(Role.CONTRIBUTOR))
+    out = core.handle(ev.Learned(0.0, list(MINE)[3], 1.0, 0.1))
+    assert not of(mev.MergeOwn, out)
+    assert not of(ev.Stop, out)
+    assert core.view().unmerged == batches | IntervalSet.span(list(MINE)[3], list(MINE)[3] + 1)
+
+
 def test_who_is_to_lead_merges_what_was_merged_by_a_primary_that_is_gone() -> None:
     core, ask, batches = with_delta()
     judged(core, ask, Verdict.MERGED)
