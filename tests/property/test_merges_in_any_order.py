@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import HealthCheck, Phase, example, find, given, settings
 from hypothesis import strategies as st
 
 from dcnr.errors import InvariantBroken
@@ -401,7 +401,15 @@ def where_only_calls_fail(script: Script, *, audited: bool = False) -> None:
     assert not play.world.verdicts[Verdict.REFUSED], "a delta that was merged is asked about again, and gets the same answer"
 
 
+LED_FOR_A_MOMENT: Script = (
+    [("call", OTHER), ("work", (PRIMARY, 2)), ("call", OTHER), ("work", (OTHER, 1)), ("promote for a while", (OTHER, 1))]
+    + [("work", (OTHER, 3)), ("call", OTHER), ("call", OTHER)], 1, 4,
+)  # fmt: skip
+"""A contributor merges its own delta so as to lead, and by the next plan does not lead."""
+
+
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@example(LED_FOR_A_MOMENT, False)
 @given(ANY, st.booleans())
 def test_nothing_is_counted_twice_and_nothing_is_lost(script: Script, audited: bool) -> None:
     whatever_happens(script, audited=audited)

@@ -15,6 +15,7 @@ from merged_rig import FIRST_STATE, STAGE, Member, ratio_of, scaled, without_its
 from test_opening import DATA, NUM_BATCHES, REGISTRY, assigned
 
 from dcnr.errors import Refused
+from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from pnode.anchors import Anchor
 from trust.envelope import digest_of_envelope
@@ -200,6 +201,25 @@ def test_what_a_delta_was_measured_against_is_held_against_what_it_names(tmp_pat
         with pytest.raises(Refused) as raised:
             await other.opened(name)
         assert raised.value.code == UNVERIFIABLE
+        primary.books.close()
+        other.books.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8"])
+@pytest.mark.parametrize("away", [1e3, 1e6, 1e30])
+def test_an_anchor_far_away_finds_nobody_guilty_who_measured_against_it(tmp_path: Path, codec: str, away: float) -> None:
+    """Goal: what float32 cannot tell of a long displacement is no lie. A primary that lies chooses how long it is, and would have others quarantined."""
+
+    async def scenario() -> None:
+        primary, other = await joined(tmp_path)
+        anchor = await primary.merge()
+        info, tensors = parse(anchor.data, schema_of(STAGE, REGISTRY))
+        moved = {name: array + np.float32(away) if name.startswith("w/") else array for name, array in tensors.items()}
+        data = serialise(schema_of(STAGE, REGISTRY), info, moved)
+        await other.delta(replace(anchor, data=data, digest=digest_of(data)), codec)
+        assert await other.ratio(other.named[0]) <= 1.0
         primary.books.close()
         other.books.close()
 

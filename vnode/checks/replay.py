@@ -236,16 +236,15 @@ class _Replay:
         self, info: StateInfo, first: Mapping[str, Array], claimed: Displacement, num_steps: int
     ) -> Iterator[Comparison]:  # fmt: skip
         """What a contributor brought against how far its steps lead from what it was measured against; the rest of its state goes with it, and nobody takes it
-        in.
+        in. What float32 or the codec cannot tell of it counts for nothing: how long it is lies with the primary, whose anchor may be anywhere.
         """
         index, found = len(self._claim.steps) - 1, self._arrays(self._compute.snapshot(info))
         begun = self._arrays(self._claim.states[0] if claimed.measured is None else bytes(claimed.measured))
         delta = self._compute.check_delta(claimed.data, claimed.codec)
         brought = dict(found)
         for name, moved in delta.weights.items():
-            brought[f"w/{name}"] = _explained(
-                begun[f"w/{name}"] + moved, found[f"w/{name}"], residuals.half_quantum(moved, claimed.codec)
-            )
+            lost = residuals.half_quantum(moved, claimed.codec) + residuals.half_ulp(moved)
+            brought[f"w/{name}"] = _explained(begun[f"w/{name}"].astype(np.float64) + moved, found[f"w/{name}"], lost)
         brought.update({f"b/{name}": value for name, value in delta.buffers.items()})
         for item in residuals.state_residuals(first, brought, found, num_steps, with_bulk=self._has_bulk):
             yield self._tolerances.comparison(index, item.part, item.residual, item.name)
@@ -285,7 +284,7 @@ def _num_learned(steps: tuple[ClaimedStep, ...]) -> int:
 
 
 def _explained(claimed: Array, found: Array, slack: Array) -> Array:
-    """``claimed``, nearer to ``found`` by what its codec alone can have changed."""
-    apart = claimed.astype(np.float64) - found
+    """``claimed``, nearer to ``found`` by what encoding alone can have changed."""
+    apart = claimed - found
     kept: Array = found + np.sign(apart) * np.maximum(np.abs(apart) - slack, 0.0)
     return kept

@@ -223,6 +223,12 @@ def half_quantum(decoded: Array, codec: str) -> Array:
             return np.zeros(decoded.shape)
 
 
+def half_ulp(values: Array) -> Array:
+    """The largest error that rounding to float32 alone can have made of each value, which is far from the smallest ones."""
+    half: Array = np.abs(values.astype(np.float64)) * 2.0**-24
+    return half
+
+
 def _half_of_blocks(magnitudes: Array, width: int) -> Array:
     half: Array = np.maximum.reduceat(magnitudes, np.arange(0, magnitudes.size, width)) / 127 * HALF_STEP
     return half
