@@ -22,7 +22,7 @@ from dcnr.intervals import IntervalSet
 from dcnr.planned import PlannedCommits, newest_plan
 from dcnr.stored import Read, StoredDocuments
 from dcnr.v1 import data_pb2, model_pb2
-from trust.commits import Place, measured_of, open_delta
+from trust.commits import Ground, Place, ground_of, open_delta, unmet
 from trust.envelope import parse
 from trust.folding import AUDITS_DRAWN
 from trust.network import NetworkPolicy
@@ -168,7 +168,7 @@ class LineageAudit:
         """Raises Corrupt where the chain breaks. A commit begins where its parent ended: at its state, or without one at the anchor that contributors took."""
         newest_first: list[list[_Learned]] = []
         states: set[str] = {checkpoint.digest}
-        anchors: set[str] = set()
+        grounds = frozenset[Ground]()
         state, commit_digest, parent, count = checkpoint.digest, checkpoint.commit_digest, "", 0
         while commit_digest:
             commit, pnode_id = await self._documents.commit(checkpoint.vnode, commit_digest, request.job_id)
@@ -182,11 +182,9 @@ class LineageAudit:
                 if pnode_id != checkpoint.pnode_id or commit.replica != checkpoint.replica:
                     raise Corrupt(f"{checkpoint.vnode}: the manifest credits another PNode than the commit", code="wrong_signer")
             await self._planned.check(commit, pnode_id)
-            anchors.discard(end)
+            grounds = unmet(grounds, end)
             if self._audited:
-                for merged in commit.merges:
-                    delta = parse(model_pb2.Delta, merged.delta.payload)
-                    anchors |= {delta.anchor_digest, measured_of(delta)}
+                grounds |= {ground_of(parse(model_pb2.Delta, merged.delta.payload)) for merged in commit.merges}
             newest_first.append(self._learned(commit, pnode_id, request))
             state, commit_digest, count = commit.parent_digest, commit.parent_commit, count + 1
             states |= {end, state}
@@ -196,10 +194,9 @@ class LineageAudit:
             raise Corrupt(
                 f"{checkpoint.vnode}: its ancestry ends in {state[:12]}, not in checkpoint 0 ({first[:12]})", code="broken_chain"
             )
-        anchors.discard(first)
-        if anchors:
+        if grounds := unmet(grounds, first):
             raise Corrupt(
-                f"{checkpoint.vnode}: a delta begins with or was measured against {min(anchors)[:12]}, to which no commit leads",
+                f"{checkpoint.vnode}: a delta begins with or was measured against {min(grounds)[0][:12]}, to which no commit leads, or not in that order",
                 code="broken_chain",
             )
         return _Walk([piece for pieces in reversed(newest_first) for piece in pieces], count, parent, frozenset(states))

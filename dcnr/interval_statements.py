@@ -12,7 +12,7 @@ from dcnr.intervals import IntervalSet
 from dcnr.planned import PlannedCommits
 from dcnr.stored import StoredDocuments
 from dcnr.v1 import model_pb2
-from trust.commits import Place, VerifiedDelta, open_delta
+from trust.commits import Ground, Place, VerifiedDelta, ground_of, open_delta, unmet
 from trust.envelope import digest_of_envelope
 from trust.ledger import Interval
 
@@ -86,19 +86,19 @@ class Statements:
         return whole
 
     async def _note_deltas(self, vnode: str, signed: _Signed, *, counts: bool) -> None:
-        anchors = set[str]()
+        grounds = frozenset[Ground]()
         for merged in signed.commit.merges:
             delta = open_delta(merged.delta, replace(self._place, vnode=vnode))
             self._deltas[vnode, digest_of_envelope(merged.delta)] = delta
-            anchors |= {delta.delta.anchor_digest, delta.measured}
+            grounds |= {ground_of(delta.delta)}
         at: _Signed | None = signed
-        while counts and anchors and at is not None:
+        while counts and grounds and at is not None:
             before = await self._commit(vnode, at.commit.parent_commit)
-            anchors.discard(at.commit.parent_digest if before is None else before.end)
+            grounds = unmet(grounds, at.commit.parent_digest if before is None else before.end)
             at = before
-        if counts and anchors:
+        if counts and grounds:
             raise Corrupt(
-                f"{vnode}: a delta begins with or was measured against {min(anchors)[:12]}, to which no commit leads",
+                f"{vnode}: a delta begins with or was measured against {min(grounds)[0][:12]}, to which no commit leads, or not in that order",
                 code="broken_chain",
             )
 

@@ -1,5 +1,5 @@
 """Where audits are in force, what deltas begin with and are measured against lies behind the commit that takes them in: a state or anchor that another
-interval is replayed up to.
+interval is replayed up to, and the second is the first or lies before it.
 
 A contributor is replayed from whatever it says that it began with. Were that a state of its own making, the replay would pass, and what its delta moved would
 have nothing to do with the model.
@@ -17,7 +17,7 @@ from dcnr.errors import NotFound, Refused, Unavailable
 from dcnr.ports import ObjectStore
 from dcnr.v1 import model_pb2
 from orchestrator.documents import get_exact
-from trust.commits import MAX_BEHIND, MAX_COMMIT_BYTES, Place, VerifiedCommit, ends_with, measured_of, open_commit
+from trust.commits import MAX_BEHIND, MAX_COMMIT_BYTES, Ground, Place, VerifiedCommit, ends_with, ground_of, open_commit, unmet
 from trust.envelope import parse, parse_envelope
 
 MAX_REMEMBERED: Final = 32_768
@@ -25,9 +25,9 @@ MAX_REMEMBERED: Final = 32_768
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """Anchors of deltas that were not found yet, and the commit before which to look on; so many were looked at."""
+    """What of deltas was not found yet, and the commit before which to look on; so many were looked at."""
 
-    anchors: frozenset[str]
+    grounds: frozenset[Ground]
     before: str
     num_seen: int
 
@@ -50,31 +50,28 @@ class Behind:
         """What the deltas in these commits, the oldest first, begin with or are measured against and what is remembered does not show; to be looked for with
         `find`.
         """
-        anchors = set[str]()
+        grounds = frozenset[Ground]()
         for digest, found in reversed(chain):
             link = self._remember(place, digest, found)
-            anchors.discard(link.end)
-            for merged in found.commit.merges:
-                delta = parse(model_pb2.Delta, merged.delta.payload)
-                anchors |= {delta.anchor_digest, measured_of(delta)}
-            anchors.discard(link.begin)
+            taken = {ground_of(parse(model_pb2.Delta, merged.delta.payload)) for merged in found.commit.merges}
+            grounds = unmet(unmet(grounds, link.end) | taken, link.begin)
         before = chain[0][1].commit.parent_commit
         num_seen = 0
-        while anchors and before and num_seen < MAX_BEHIND and (known := self._links.get((place, before))) is not None:
-            anchors -= {known.end, known.begin}
+        while grounds and before and num_seen < MAX_BEHIND and (known := self._links.get((place, before))) is not None:
+            grounds = unmet(grounds, known.end, known.begin)
             before, num_seen = known.parent, num_seen + 1
-        return Sought(frozenset(anchors), before, num_seen)
+        return Sought(grounds, before, num_seen)
 
     async def find(self, place: Place, sought: Sought) -> None:
         """Raises Refused (``unknown_anchor``) where one of these does not lie behind, Unavailable where a commit is not in the store, Corrupt."""
-        anchors, before, num_seen = sought.anchors, sought.before, sought.num_seen
-        while anchors and before and num_seen < MAX_BEHIND:
+        grounds, before, num_seen = sought.grounds, sought.before, sought.num_seen
+        while grounds and before and num_seen < MAX_BEHIND:
             link = self._links.get((place, before)) or self._remember(place, before, await self._read(place, before))
-            anchors -= {link.end, link.begin}
+            grounds = unmet(grounds, link.end, link.begin)
             before, num_seen = link.parent, num_seen + 1
-        if anchors:
+        if grounds:
             raise Refused(
-                f"a delta begins with or was measured against {min(anchors)[:12]}, to which nothing that it was merged into leads",
+                f"a delta begins with or was measured against {min(grounds)[0][:12]}, to which nothing that it was merged into leads, or not in that order",
                 code="unknown_anchor",
             )
 

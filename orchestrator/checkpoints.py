@@ -154,7 +154,7 @@ class CheckpointJudge:
             chain = [(checkpoint.commit_digest, newest)]
             ancestry = await self._added(view, place, known, chain)
             _check_lineage(checkpoint, ancestry, job)
-            if view.chain is not None and (sought := self._behind.sought(place, chain)).anchors:
+            if view.chain is not None and (sought := self._behind.sought(place, chain)).grounds:
                 async with self._reads.place():
                     with self._refused.noting(checkpoint.commit_digest):
                         await self._behind.find(place, sought)

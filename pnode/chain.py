@@ -76,8 +76,8 @@ class CommitChain:
         self._open: list[tuple[int, float]] = []
         self._merges: list[model_pb2.Merged] = []
         self._kept: list[_Kept] = []
-        self._behind: deque[str] = deque([state], maxlen=MAX_BEHIND // 2)
-        """What the newest commits on the way to here ended with: fewer than whoever judges the next one looks at."""
+        self._behind: deque[tuple[str, int]] = deque([(state, 0)], maxlen=MAX_BEHIND // 2)
+        """What the newest commits on the way to here ended with, and how many batches these had come to: fewer than whoever judges the next one looks at."""
         self._not_handed: dict[Digest, identity_pb2.Envelope] = {}
 
     @property
@@ -90,9 +90,15 @@ class CommitChain:
         """All commits since the newest checkpoint that a manifest names, oldest first."""
         return tuple(kept.commit for kept in self._kept)
 
-    def leads_over(self, anchor: str) -> bool:
-        """Whether that state or anchor lies on the way to what this replica holds, not too far behind."""
-        return anchor in self._behind
+    def between(self, begin: str, measured: str) -> int | None:
+        """How many batches were learned from one state or anchor to another; None where the second is not the first, and does not lie behind it on the way to
+        what this replica holds, or one of them lies too far behind.
+        """
+        places = {end: (place, num_batches) for place, (end, num_batches) in enumerate(self._behind)}
+        if begin not in places or measured not in places:
+            return None
+        (first, before), (second, after) = places[begin], places[measured]
+        return after - before if first <= second else None
 
     @property
     def is_long(self) -> bool:
@@ -142,11 +148,16 @@ class CommitChain:
         envelope = seal(identity_pb2.DOMAIN_COMMIT, commit, self._key)
         link = Link(envelope, digest_of_envelope(envelope), self._state, state)
         self._state, self._commit = state or anchor, link.digest
-        self._behind.append(self._state)
+        self._lead_over(commit)
         self._learned, self._merges = [], []
         self._kept.append(_Kept(envelope, link.digest, state))
         self._not_handed[link.digest] = envelope
         return link
+
+    def _lead_over(self, commit: model_pb2.Commit) -> None:
+        merged = sum(len(model_pb2.Delta.FromString(one.delta.payload).batches) for one in commit.merges)
+        num_batches = self._behind[-1][1] if self._behind else 0
+        self._behind.append((ends_with(commit), num_batches + len(commit.batches) + merged))
 
     def named(self, state: str) -> None:
         """A manifest names that state: what led to it is in the store."""
@@ -203,7 +214,7 @@ class CommitChain:
         for commit in commits:
             stated = model_pb2.Commit.FromString(commit.payload)
             self._kept.append(_Kept(commit, digest_of_envelope(commit), stated.state_digest))
-            self._behind.append(ends_with(stated))
+            self._lead_over(stated)
         self._not_handed = {kept.digest: kept.commit for kept in self._kept}
         self._state, self._commit = anchor, self._kept[-1].digest
 

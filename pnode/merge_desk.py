@@ -97,18 +97,18 @@ class _Open:
 class MergeDesk:
     """``post`` takes a MergeAsked; ``check`` decodes a delta's weights (blocks; any thread); ``full``: no further anchor can be made now.
 
-    ``may_begin``: whether a delta may begin with that state or anchor, and be measured against it. Where audits are in force it is replayed from there,
-    whatever that is: one that nothing leads to would be a state of the contributor's own making.
+    ``between``: how many batches lie between what a delta begins with and what it was measured against; None where it may not be taken in with these. Where
+    audits are in force it is replayed from there, whatever that is: one that nothing leads to would be a state of the contributor's own making.
     """
 
     def __init__(
         self, standing: Standing, *, num_batches: int, max_bytes: int, clock: Clock, executor: Executor,
         check: Callable[[bytes, str], Delta], post: Callable[[MergeAsked], None], full: Callable[[], bool],
-        may_begin: Callable[[str], bool] = lambda anchor: True,
+        between: Callable[[str, str], int | None] = lambda begin, measured: 0,
     ) -> None:  # fmt: skip
         self._standing, self._num_batches, self._max_bytes, self._clock = standing, num_batches, max_bytes, clock
         self._executor, self._check, self._post, self._full = executor, check, post, full
-        self._may_begin = may_begin
+        self._between = between
         self._siblings: dict[ReplicaId, str] = {}
         self._incarnations: dict[ReplicaId, int] = {}
         self._open: dict[int, _Open] = {}
@@ -158,8 +158,10 @@ class MergeDesk:
             raise _overloaded()
         request, self._next = self._next, self._next + 1
         self._open[request] = waiting
-        is_astray = delta is not None and not all(map(self._may_begin, (delta.delta.anchor_digest, delta.measured)))
-        self._post(MergeAsked(self._clock.monotonic(), request, source, sequence or None, batches, brought, is_astray))
+        since = self._between(delta.delta.anchor_digest, delta.measured) if delta is not None else 0
+        self._post(
+            MergeAsked(self._clock.monotonic(), request, source, sequence or None, batches, brought, since is None, since or 0)
+        )
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await asyncio.shield(waiting.answered)

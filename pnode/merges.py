@@ -128,7 +128,7 @@ class Merges:
         self.desk = MergeDesk(
             fixed.standing, num_batches=fixed.num_batches, max_bytes=fixed.state_bytes, clock=clock, executor=executor,
             check=compute.check_delta, post=host.post, full=lambda: chain.is_full,
-            may_begin=lambda anchor: not fixed.audited or chain.leads_over(anchor),
+            between=lambda begin, measured: chain.between(begin, measured) if fixed.audited else 0,
         )  # fmt: skip
 
     def plan(self, neighbours: Neighbours) -> None:

@@ -15,6 +15,7 @@ from dcnr.intervals import IntervalSet
 from dcnr.v1 import identity_pb2
 from pnode.anchors import place_of
 from trust.commits import VerifiedDelta, open_delta
+from vnode.contributing import LATE
 from vnode.merge_events import CaptureAnchor, MergeAsked, MergeDeltas
 from vnode.vocabulary import Peer, Verdict
 
@@ -65,12 +66,14 @@ class Owed:
     is_merged: bool = False
 
     def hand_in(self, replica: Replica, batches: IntervalSet, anchor: Anchor, primary: Peer) -> None:
-        """How far the replica is from that anchor, having learned those batches."""
+        """How far the replica is from that anchor, having learned those batches; or how far it came, where the others learned much more."""
         self.sequence += 1
         weights = f"{replica.replica} {replica.incarnation} {self.sequence}".encode()
         self.batches, self.primary, self.is_merged = batches, primary, False
+        is_late = len(anchor.lineage - replica.anchor) > LATE * max(2, len(replica.shares)) * len(batches)
         self.delta = replica.chain.delta(
             self.sequence, "raw", Digest(digest_of(weights)), len(weights), anchor=anchor.digest, commits=anchor.commits, steps=replica.steps,
+            is_late=is_late,
         )  # fmt: skip
 
     def settled(self) -> None:
@@ -111,12 +114,8 @@ def answer(pnode: PNodeShell, primary: Replica, asker: Peer, envelope: identity_
             return None
     desk.num_asked += 1
     sequence, batches = (int(delta.delta.sequence), delta.batches) if delta is not None else (None, _NONE)
-    is_astray = (
-        delta is not None
-        and bool(primary.steps)
-        and not all(map(primary.chain.leads_over, (delta.delta.anchor_digest, delta.measured)))
-    )
-    if merging.asked(MergeAsked(pnode.loop.time(), desk.num_asked, asker, sequence, batches, envelope, is_astray)):
+    since = primary.chain.between(delta.delta.anchor_digest, delta.measured) if delta is not None and primary.steps else 0
+    if merging.asked(MergeAsked(pnode.loop.time(), desk.num_asked, asker, sequence, batches, envelope, since is None, since or 0)):
         return None
     match merging.computation(primary.lineage):
         case MergeDeltas() as work:

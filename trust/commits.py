@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Final
 
 from dcnr.errors import Corrupt, InvalidInput, Refused, Stale
@@ -20,6 +22,8 @@ MAX_DELTA_BYTES: Final = 256 * KIB
 DELTA_CODECS: Final = ("raw", "int8")
 MAX_BEHIND: Final = 1024
 """Where audits are in force a delta begins with what one of so many commits before the one that takes it in ends with: what is replayed up to there."""
+Ground = tuple[str, ...]
+"""Digests of what a delta was measured against and of what it begins with: so they are met on the way back from the commit that takes it in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,21 @@ def open_delta(envelope: identity_pb2.Envelope, place: Place) -> VerifiedDelta:
 def measured_of(delta: model_pb2.Delta) -> str:
     """Digest of the anchor that a delta was measured against; software before named none, and measured against what the delta begins with."""
     return delta.measured_digest or delta.anchor_digest
+
+
+def ground_of(delta: model_pb2.Delta) -> Ground:
+    """What has to lie behind the commit that takes it in, the newest first. Who was measured against what lies behind its own beginning would hand in again
+    what others learned in between, and each replay of its steps would pass.
+    """
+    return measured_of(delta), delta.anchor_digest
+
+
+def unmet(grounds: Iterable[Ground], *ends: str) -> frozenset[Ground]:
+    """What is left of them where the way back leads over these states or anchors, in this order."""
+    left = frozenset(grounds)
+    for end in ends:
+        left = frozenset(tuple(dropwhile(end.__eq__, ground)) for ground in left)
+    return left - {()}
 
 
 def follows(commit: model_pb2.Commit, parent: model_pb2.Commit) -> bool:

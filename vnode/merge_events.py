@@ -96,7 +96,9 @@ class MergeAsked:
     batches: IntervalSet
     delta: DeltaHandle | None
     is_astray: bool = False
-    """Whether the delta begins with what does not lie behind this replica's state, where that counts."""
+    """Whether the delta begins with what does not lie behind this replica's state, or was measured against what does not lie between, where that counts."""
+    num_since: int = 0
+    """Batches that the state took in between what the delta begins with and what it was measured against, where that counts."""
 
 
 @dataclass(frozen=True, slots=True)

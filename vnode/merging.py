@@ -15,6 +15,7 @@ from dcnr.errors import InvariantBroken
 from dcnr.ids import ReplicaId
 from dcnr.intervals import IntervalSet
 from dcnr.units import Share
+from vnode.contributing import LATE
 from vnode.holding import is_within_reach
 from vnode.merge_events import AnswerMerge, CaptureAnchor, DeferMerge, MergeAsked, MergeDeltas
 from vnode.vocabulary import Verdict
@@ -26,6 +27,8 @@ NOT_PRIMARY: Final = "not_primary"
 NOT_PLANNED: Final = "not_planned"
 EARLY: Final = frozenset({NOT_PRIMARY, NOT_PLANNED})
 """Codes of answers that say no more than that a plan has not arrived yet."""
+TOO_LATE: Final = 2 * LATE
+"""As `vnode.contributing.LATE`, for whoever brings a delta: it may have counted by a plan with twice as many that learn."""
 MIN_CONTRIBUTORS: Final = 4
 """From so many on deltas are clipped around a centre: with fewer, one bad delta is too large a part of all for a centre to mean anything."""
 
@@ -96,7 +99,13 @@ class Merging:
         if event.request in self._unusable:
             return Verdict.REFUSED, "unusable", "it could not be merged"
         if event.is_astray:
-            return Verdict.REFUSED, "unknown_anchor", "it begins with an anchor that does not lie behind the state here"
+            return (
+                Verdict.REFUSED,
+                "unknown_anchor",
+                "no way leads from what it begins with to what it was measured against to here",
+            )
+        if event.num_since > TOO_LATE * self.num_learning * len(event.batches):
+            return Verdict.REFUSED, "too_late", f"it would take back a part of {event.num_since} batches for {len(event.batches)}"
         if not event.batches or event.batches - self._everything:
             return Verdict.REFUSED, "foreign_batches", "it holds no batches, or some that the job does not have"
         overlap = event.batches & lineage

@@ -402,8 +402,10 @@ def where_only_calls_fail(script: Script, *, audited: bool = False) -> None:
 
 
 LED_FOR_A_MOMENT: Script = (
-    [("call", OTHER), ("work", (PRIMARY, 2)), ("call", OTHER), ("work", (OTHER, 1)), ("promote for a while", (OTHER, 1))]
-    + [("work", (OTHER, 3)), ("call", OTHER), ("call", OTHER)], 1, 4,
+    [
+        ("call", OTHER), ("work", (PRIMARY, 2)), ("call", OTHER), ("work", (OTHER, 1)), ("promote for a while", (OTHER, 1)), ("work", (OTHER, 3)),
+        ("call", OTHER), ("call", OTHER),
+    ], 1, 4,
 )  # fmt: skip
 """A contributor merges its own delta so as to lead, and by the next plan does not lead."""
 

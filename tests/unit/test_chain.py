@@ -174,7 +174,7 @@ def test_a_contributor_that_leads_has_its_open_delta_in_its_first_commit() -> No
     commit = commit_of(made.close(state="2" * 64).commit)
     assert (commit.parent_digest, list(commit.batches)) == ("a" * 64, [6])
     assert [(merged.after, merged.replicas, merged.delta) for merged in commit.merges] == [(1, 2, delta)]
-    assert made.leads_over("a" * 64)
+    assert made.between("a" * 64, "a" * 64) == 0
 
 
 def test_too_many_commits_without_a_named_checkpoint_are_noticed() -> None:

@@ -112,6 +112,37 @@ def test_a_delta_begins_with_and_was_measured_against_what_lies_behind_the_commi
     run(story)
 
 
+@pytest.mark.parametrize("knows", [True, False], ids=["remembered", "read"])
+@pytest.mark.parametrize(
+    ("begins", "measured", "is_named"), [("a", "b", True), ("b", "b", True), ("b", "a", False), ("b", "zero", False)]
+)
+def test_no_delta_was_measured_against_what_lies_behind_its_own_beginning(
+    begins: str, measured: str, is_named: bool, knows: bool
+) -> None:
+    """Goal: else a contributor hands in again all that others learned in between, as far back as it likes, and whoever replays its steps finds all of it
+    true.
+    """
+
+    async def story(world: World) -> None:
+        world.audited()
+        ends = {"zero": world.state, "a": "a" * 64, "b": "b" * 64}
+        world.commits([0], anchor=ends["a"])
+        first = world.checkpoint(SPAN(0, 2), [1])
+        world.commits([2], anchor=ends["b"])
+        if not knows:
+            await world.learned(first)
+            world.manifest.entries[0].working.insert(0, first[0])
+            world.audited()
+            world.judge = CheckpointJudge(world.store, lambda: POLICY, StoppedClock())
+        made = world.checkpoint(SPAN(0, 3) | SPAN(7, 8), [], merges=merged(ends[begins], 7, measured=ends[measured]))
+        if is_named:
+            assert (await world.learned(made))["a.1", HELPER.node_id] == SPAN(7, 8)
+        else:
+            assert await refused(world, made) == "unknown_anchor"
+
+    run(story)
+
+
 def test_what_lies_behind_a_named_state_is_read_by_who_has_just_started_and_then_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -49,6 +49,8 @@ class World:
     """Batches that each interval but the first learns once more."""
     is_anchored: bool = False
     """Whether an anchor lies halfway in the first interval."""
+    merges_last: bool = False
+    """Then the commit behind that anchor takes the deltas in."""
 
     async def read(self, ref: data_pb2.ObjectRef, path: Path, max_bytes: int) -> None:
         data = self.objects.get((ref.kind, ref.owner, ref.digest))
@@ -122,8 +124,8 @@ class World:
         first = 4 * index - (self.overlap if index else 0)
         batches = range(first, 4 * index + 4)
         if self.is_anchored and not index:
-            self.commit(self.states[-1], [0, 1], merges=self.deltas, anchor_digest="f" * 64)
-            self.commit("f" * 64, [2, 3], state_digest=digest_of(data))
+            self.commit(self.states[-1], [0, 1], merges=[] if self.merges_last else self.deltas, anchor_digest="f" * 64)
+            self.commit("f" * 64, [2, 3], merges=self.deltas if self.merges_last else [], state_digest=digest_of(data))
         else:
             self.commit(self.states[-1], batches, merges=[] if index else self.deltas, state_digest=digest_of(data))
         self.states.append(self.put(data_pb2.OBJECT_KIND_STATE, data, "a", digest_of(data)))
@@ -275,6 +277,17 @@ def test_a_delta_that_counts_begins_with_and_was_measured_against_what_commits_b
     found = audit(World(deltas=[brought], is_anchored=True).train(), tmp_path)
     assert found.holds is holds
     assert holds or "to which no commit leads" in found.trouble
+
+
+@pytest.mark.parametrize(
+    ("begins", "measured", "holds"), [(FIRST, "f" * 64, True), ("f" * 64, "f" * 64, True), ("f" * 64, FIRST, False)]
+)
+def test_a_delta_that_counts_was_not_measured_against_what_lies_behind_its_own_beginning(
+    begins: str, measured: str, holds: bool, tmp_path: Path
+) -> None:
+    found = audit(World(deltas=[delta(begins, measured)], is_anchored=True, merges_last=True).train(), tmp_path)
+    assert found.holds is holds
+    assert holds or "to which no commit leads, or not in that order" in found.trouble
 
 
 def test_what_is_called_cleared_must_be(tmp_path: Path) -> None:

@@ -309,6 +309,24 @@ def test_where_audits_are_drawn_a_delta_begins_with_and_was_measured_against_wha
                 audit(world, made, tmp_path)
 
 
+@pytest.mark.parametrize("is_in_order", [True, False])
+def test_where_audits_are_drawn_no_delta_was_measured_against_what_lies_behind_its_own_beginning(
+    is_in_order: bool, tmp_path: Path
+) -> None:
+    """Goal: else it hands in again what others learned in between, and whoever replays its steps finds all of it true."""
+    zero = digest_of(state([], ""))
+    ends = zero, digest_of(state([[0, 1]], zero))
+    begins, measured = ends if is_in_order else ends[::-1]
+    world = World()
+    brought = delta(HELPED, anchor=begins, measured=measured)
+    made = helped(world, audits="drawn", deltas={1: [model_pb2.Merged(after=0, delta=brought)]})
+    if is_in_order:
+        assert audit(world, made, tmp_path).exact
+    else:
+        with pytest.raises(Corrupt, match="or not in that order"):
+            audit(world, made, tmp_path)
+
+
 def test_a_delta_that_overlaps_counts_twice(tmp_path: Path) -> None:
     world = World()
     result = audit(world, helped(world, deltas={0: [model_pb2.Merged(after=1, delta=delta([2, 6, 7, 8]))]}), tmp_path)

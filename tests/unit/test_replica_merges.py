@@ -282,7 +282,7 @@ def test_who_merges_its_own_delta_and_is_not_to_lead_after_all_stops(audited: bo
 
 
 def test_who_was_to_lead_and_has_not_begun_to_merge_its_own_delta_contributes_on() -> None:
-    core, ask, batches = with_delta()
+    core, _, batches = with_delta()
     core.handle(ev.FrameArrived(0.0, 0, TRAIN_LANE, list(MINE)[3], "x"))
     core.handle(plan(Role.PRIMARY, primary=ME))
     core.handle(plan(Role.CONTRIBUTOR))
