@@ -166,11 +166,13 @@ class Contributing:
         return bool(open_) and not is_refused and not self._config.audited and _fits(open_, lineage)
 
     def _rebase(self, event: AnchorArrived, num_learning: int) -> Rebase:
-        """What was learned stays where the anchor does not hold it already and it is in reach. Nothing stays where each interval begins with an anchor."""
+        """What was learned stays where the anchor does not hold it already and it is in reach, and as far as one delta may name it. Nothing stays where each
+        interval begins with an anchor.
+        """
         holding, lineage = self._holding, event.lineage
         if self._config.audited:
             return Rebase(event.anchor, keep_open=False, keep_after=False, num_learning=num_learning, lineage=lineage)
-        keep_open = self._takes_back(lineage)
+        keep_open = self._takes_back(lineage) and len(holding.open) + len(holding.after) <= limits.MAX_DELTA_BATCHES
         lineage |= holding.open if keep_open else IntervalSet.empty()
         keep_after = _fits(holding.after, lineage)
         lineage |= holding.after if keep_after else IntervalSet.empty()

@@ -170,6 +170,22 @@ def test_what_another_primarys_anchor_lacks_of_a_delta_is_learned_already(is_mer
         assert core.view().lineage == lineage | after, "it is there, or needed again"
 
 
+@pytest.mark.parametrize(("num_after", "is_kept"), [(2, True), (3, False)])
+def test_what_is_taken_back_fits_the_next_delta_with_what_was_learned_since(
+    num_after: int, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a delta that is too long to be read would be brought for ever, and its contributor learn nothing more."""
+    monkeypatch.setattr(limits, "MAX_DELTA_BATCHES", 5)
+    core, _, batches = with_delta()
+    after = list(MINE)[3 : 3 + num_after]
+    for batch in after:
+        learn(core, batch)
+    (ask,) = of(mev.AskMerge, core.handle(plan(Role.CONTRIBUTOR, primary=THIRD)))
+    rebase, _ = answer(core, ask, THEIRS)
+    assert (rebase.keep_open, rebase.keep_after) == (is_kept, True)
+    assert (not batches - core.view().lineage) is is_kept, "it is there, or needed again"
+
+
 def test_a_verdict_of_another_life_of_the_primary_makes_its_anchor_wanted() -> None:
     core, ask, batches = with_delta()
     (ask,) = of(mev.AskMerge, judged(core, ask, Verdict.MERGED, incarnation=2))
