@@ -155,8 +155,11 @@ class Contributing:
         return self._is_due(now_s) and not self._takes_back(event.lineage)
 
     def _is_late(self, lineage: IntervalSet, num_learning: int) -> bool:
-        """Whether the others have learned so much more than their parts since that measuring against it would mostly take back what they learned."""
-        return len(lineage - self._holding.anchor) > LATE * num_learning * len(self._holding.after)
+        """Whether the others have learned so much more than their parts since that measuring against it would mostly take back what they learned; or whether
+        it lacks what was learned before, by whomever, which is nothing that this replica may hand in.
+        """
+        before = self._holding.anchor
+        return bool(before - lineage) or len(lineage - before) > LATE * num_learning * len(self._holding.after)
 
     def _takes_back(self, lineage: IntervalSet) -> bool:
         """Whether an anchor of that lineage lacks the open delta, which was not refused, and may have it. Nothing is kept where each interval begins with an

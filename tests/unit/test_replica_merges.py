@@ -88,6 +88,17 @@ def test_who_has_learned_much_less_than_its_part_adds_what_it_learned(num_others
     assert (make.is_late, make.lineage) == (is_late, THEIRS.first(num_others))
 
 
+@pytest.mark.parametrize("num_lost", [0, 1])
+def test_what_another_primary_lacks_of_the_anchor_it_stood_on_is_in_no_delta(num_lost: int) -> None:
+    """Goal: that is learned again by whoever owns it; measured against an anchor without it, it would be in the weights twice."""
+    core = anchored(THEIRS.first(4))
+    for batch in list(MINE)[:3]:
+        learn(core, batch)
+    (ask,) = of(mev.AskMerge, core.handle(plan(Role.CONTRIBUTOR, primary=THIRD)))
+    make, _ = made(core, ask, THEIRS.first(4 - num_lost))
+    assert (make.batches, make.is_late) == (MINE.first(3), bool(num_lost))
+
+
 def test_what_was_handed_in_counts_as_held_and_one_delta_is_open_at_a_time() -> None:
     core, ask, batches = with_delta()
     assert batches == MINE.first(3)
