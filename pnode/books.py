@@ -328,13 +328,18 @@ class Books:
         self._bytes = self._folder.num_bytes
 
     def _close(self, ended: Ended, name: Digest, state: Path | None) -> None:
+        """What the disk does not take to its end nobody can ask for: it goes."""
         interval = ended.interval.result()
-        if state is not None:
-            interval.take("end", state)
-            ended.following.result().take("begin", state)
-        if ended.is_measured:
-            interval.take("measured", ended.following.result().path / "begin")
-        self._folder.closed(interval, name, is_idle=ended.is_idle)
+        try:
+            if state is not None:
+                interval.take("end", state)
+                ended.following.result().take("begin", state)
+            if ended.is_measured:
+                interval.take("measured", ended.following.result().path / "begin")
+            self._folder.closed(interval, name, is_idle=ended.is_idle)
+        except OSError:
+            self._folder.drop(interval)
+            raise
 
     def _add_inputs(self, entry: int, step: model_pb2.Step, inputs: Inputs) -> None:
         """All digests first: these have to be in the log whatever the disk does."""

@@ -5,6 +5,7 @@ is seen, and whoever merged a liar's delta is not blamed.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from dcnr.errors import Refused
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from pnode.anchors import Anchor
+from pnode.evidence import Interval
 from trust.envelope import digest_of_envelope
 from vnode.bundle import read_bundle
 from vnode.checks.claims import Claim, ClaimedStep
@@ -220,6 +222,38 @@ def test_an_anchor_far_away_finds_nobody_guilty_who_measured_against_it(tmp_path
         data = serialise(schema_of(STAGE, REGISTRY), info, moved)
         await other.delta(replace(anchor, data=data, digest=digest_of(data)), codec)
         assert await other.ratio(other.named[0]) <= 1.0
+        primary.books.close()
+        other.books.close()
+
+    run(scenario)
+
+
+def test_an_interval_whose_end_the_disk_refused_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: nobody can ask for it, so no verdict would ever make that room free."""
+    write = Interval.write
+
+    def refusing(self: Interval, name: str, data: bytes) -> None:
+        if name == "begin":
+            raise OSError(errno.ENOSPC, "no space left on device")
+        write(self, name, data)
+
+    async def scenario() -> None:
+        primary, other = await joined(tmp_path)
+        anchor = await primary.merge()
+        before = min((other.root / "evidence").iterdir())
+        with monkeypatch.context() as patch:
+            patch.setattr(Interval, "write", refusing)
+            await other.delta(anchor)
+        await other.learn(12)
+        await other.delta(await primary.merge())
+        assert not before.exists()
+        kept = [
+            item.stat().st_size
+            for path in (other.root / "evidence").iterdir()
+            for item in path.iterdir()
+            if (path / "name").exists()
+        ]
+        assert other.books._folder.num_bytes == sum(kept)
         primary.books.close()
         other.books.close()
 
