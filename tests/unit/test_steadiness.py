@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from benchmarks.detection import CASES
-from benchmarks.tolerance_cases import REGISTRY, Case
+from benchmarks.tolerance_cases import REGISTRY
+from dcnr.intervals import IntervalSet
 from trust.comparison import Comparison, judge
 from trust.overturned import Finding
-from vnode.checks.claims import Claim
+from vnode.checks.claims import Anchored, Claim
 from vnode.checks.plan import checks_of_stage
 from vnode.checks.replay import replay
 from vnode.checks.steadiness import FIRST_STEPS, doubted, has_led_elsewhere, may_have_grown, shaken
-from vnode.checks.torch_record import as_array, record
+from vnode.checks.torch_record import Entry, as_array, record
 from vnode.checks.torch_sides import TwoSidedCompute
 from vnode.state import parse, serialise
 from vnode.torch_compute import TorchCompute
@@ -38,27 +39,47 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def beginning(*, at_the_kink: bool) -> bytes:
-    """All values of two channels may lie at their ReLU, to the last bit of what scales them."""
+LONG, PLACE = 200, 50
+"""Batches of a job, and one near the middle of it, where it learns at full rates."""
+
+
+def beginning(*, at_the_kink: bool, place: int = 0, num_batches: int = NUM_STEPS, num_channels: int = 2) -> bytes:
+    """All values of some channels may lie at their ReLU, to the last bit of what scales them."""
     info, values = parse(CASE.first(), SCHEMA)
+    learned = IntervalSet.of((0, place)) if place else IntervalSet.empty()
+    info = replace(info, num_batches=num_batches, lineage=learned, updates=place, step=place)
     scale = values[SCALE].copy()
     if at_the_kink:
-        scale[:2] = 0.0
+        scale[:num_channels] = 0.0
     return serialise(SCHEMA, info, {**values, SCALE: scale})
 
 
-def claimed(first: bytes, *, wrong_at: int) -> Claim:
+def done(first: bytes, entries: Sequence[Entry] | None = None, *, num_batches: int = NUM_STEPS) -> Claim:
+    compute = TorchCompute(CASE.stage(), REGISTRY, num_batches=num_batches, seed=CASE.seed)
+    return record(compute, first, CASE.entries() if entries is None else entries)
+
+
+def on_another_machine(first: bytes, entries: Sequence[Entry] | None = None, *, num_batches: int = NUM_STEPS) -> Claim:
+    """What an honest worker says whose last bits are others."""
+    info, values = parse(first, SCHEMA)
+    rng = np.random.default_rng(7)
+    weights = {name: value for name, value in values.items() if name.startswith("w/")}
+    up = {name: np.where(rng.integers(0, 2, value.shape), np.inf, -np.inf).astype(np.float32) for name, value in weights.items()}
+    moved = {**values, **{name: np.nextafter(value, up[name]) for name, value in weights.items()}}
+    claim = done(serialise(SCHEMA, info, moved), entries, num_batches=num_batches)
+    return replace(claim, states={**claim.states, 0: first})
+
+
+def claimed(first: bytes, *, wrong_at: int, factor: float = 1.1) -> Claim:
     """What an honest worker says, but for the loss of one step: as far off as only a fault is."""
-    compute = TorchCompute(CASE.stage(), REGISTRY, num_batches=NUM_STEPS, seed=CASE.seed)
-    claim = record(compute, first, CASE.entries())
-    steps = list(claim.steps)
-    steps[wrong_at] = replace(steps[wrong_at], loss=steps[wrong_at].loss * 1.1)
+    steps = list((claim := done(first)).steps)
+    steps[wrong_at] = replace(steps[wrong_at], loss=steps[wrong_at].loss * factor)
     return replace(claim, steps=tuple(steps))
 
 
-def compared(case: Case, claim: Claim) -> list[Comparison]:
-    compute = TwoSidedCompute(case.stage(), REGISTRY, num_batches=case.num_steps, seed=case.seed)
-    limits = checks_of_stage(case.stage(), REGISTRY).replay()
+def compared(claim: Claim, *, num_batches: int = NUM_STEPS) -> list[Comparison]:
+    compute = TwoSidedCompute(CASE.stage(), REGISTRY, num_batches=num_batches, seed=CASE.seed)
+    limits = checks_of_stage(CASE.stage(), REGISTRY).replay()
     return list(replay(compute, SCHEMA, claim, limits, as_array=as_array))
 
 
@@ -72,14 +93,63 @@ def compared(case: Case, claim: Claim) -> list[Comparison]:
 )
 def test_a_span_accuses_only_where_last_bits_lead_to_the_same(at_the_kink: bool, wrong_at: int, wanted: Finding) -> None:
     claim = claimed(beginning(at_the_kink=at_the_kink), wrong_at=wrong_at)
-    found = compared(CASE, claim)
+    found = compared(claim)
     outcome = judge(found, to_the_end=True)
     assert outcome.finding is wanted
     assert outcome.first_over is not None
     assert (outcome.first_over.step, outcome.first_over.part) == (wrong_at, "loss")
     assert [(one.step, one.part, one.name) for one in found] == [
-        (one.step, one.part, one.name) for one in compared(CASE, claimed(claim.states[0], wrong_at=0))
+        (one.step, one.part, one.name) for one in compared(claimed(claim.states[0], wrong_at=0))
     ]
+
+
+@pytest.mark.parametrize(("wrong_at", "factor"), [(FIRST_STEPS, 1e4), (5, 1e3), (5, 1e30), (5, 1e300)])
+def test_whoever_claims_what_is_many_times_too_large_makes_no_span_grow(wrong_at: int, factor: float) -> None:
+    """A residual is told in units of what a run found: of one a thousand times that a last bit of this unit is as much as two machines are apart."""
+    outcome = judge(compared(claimed(beginning(at_the_kink=False), wrong_at=wrong_at, factor=factor)), to_the_end=True)
+    assert outcome.finding is Finding.FAULT
+
+
+def test_outputs_many_times_too_large_make_no_span_grow_either() -> None:
+    steps = list((claim := done(beginning(at_the_kink=False))).steps)
+    steps[5] = replace(steps[5], output=as_array(steps[5].output) * np.float32(1e5))
+    assert judge(compared(replace(claim, steps=tuple(steps))), to_the_end=True).finding is Finding.FAULT
+
+
+def test_an_honest_primary_whose_last_bits_grow_up_to_what_a_statement_names_is_not_accused() -> None:
+    """Its steps lead to a state that is named behind what it took in, and compared there."""
+    claim = on_another_machine(first := beginning(at_the_kink=True))
+    named = replace(claim, states={0: first}, anchored={NUM_STEPS: (Anchored((), claim.states[NUM_STEPS]),)})
+    for one in (claim, named):
+        found = compared(one)
+        assert judge(found, to_the_end=True).finding is Finding.DOUBT
+        assert any(other.is_over and other.part == "weights" for other in found)
+    steady = done(beginning(at_the_kink=False))
+    wrong = replace(steady, states={0: steady.states[0]}, anchored={NUM_STEPS: (Anchored((), claim.states[NUM_STEPS]),)})
+    assert judge(compared(wrong), to_the_end=True).finding is Finding.FAULT
+
+
+def test_who_goes_on_from_a_state_that_somebody_has_laid_on_kinks_is_not_accused_in_its_first_steps() -> None:
+    """At the rates that the job has in its middle, one step is enough there."""
+    entries = [replace(one, batch=one.batch + PLACE) for one in CASE.entries()]
+    first = beginning(at_the_kink=True, place=PLACE, num_batches=LONG, num_channels=6)
+    found = compared(on_another_machine(first, entries, num_batches=LONG), num_batches=LONG)
+    outcome = judge(found, to_the_end=True)
+    assert outcome.first_over is not None
+    assert outcome.first_over.step < FIRST_STEPS
+    assert outcome.finding is Finding.DOUBT
+    untold = compared(done(first, entries, num_batches=LONG), num_batches=LONG)
+    assert [(one.step, one.part, one.name) for one in found] == [(one.step, one.part, one.name) for one in untold]
+
+
+def test_the_largest_numbers_are_moved_to_numbers() -> None:
+    """A state that cannot be moved would keep its maker from being accused of anything."""
+    info, values = parse(CASE.first(), SCHEMA)
+    largest = np.finfo(np.float32).max
+    scale = np.resize(np.array([largest, -largest], np.float32), values[SCALE].shape)
+    found = parse(shaken(serialise(SCHEMA, info, {**values, SCALE: scale}), SCHEMA), SCHEMA)[1][SCALE]
+    assert (np.abs(found) == np.nextafter(largest, np.float32(0.0))).all()
+    assert (np.sign(found) == np.sign(scale)).all()
 
 
 def test_a_shaken_state_differs_in_last_bits_of_its_weights_alone() -> None:
@@ -99,11 +169,10 @@ def figure(residual: float, *, step: int = FIRST_STEPS, part: str = "loss") -> C
     return Comparison(step, part, "", residual, 1e-3)
 
 
-def test_what_is_infinite_or_of_the_first_steps_or_no_fault_is_as_it_was() -> None:
-    assert may_have_grown(figure(0.1), 0)
-    assert not may_have_grown(figure(0.1), 1)
-    assert not may_have_grown(figure(2e-3), 0)
-    assert not may_have_grown(figure(math.inf), 0)
+def test_what_is_infinite_or_no_fault_is_as_it_was() -> None:
+    assert may_have_grown(figure(0.1))
+    assert not may_have_grown(figure(2e-3))
+    assert not may_have_grown(figure(math.inf))
     assert doubted(figure(0.1)).ratio == 2.0
     for one in (figure(math.inf), figure(1.5e-3), figure(0.0)):
         assert doubted(one) is one
@@ -113,6 +182,8 @@ def test_two_runs_are_apart_by_more_than_honest_machines_are_or_hold_together() 
     assert has_led_elsewhere(figure(0.1), figure(0.1 + 1.1e-4))
     assert has_led_elsewhere(figure(0.1 + 1.1e-4), figure(0.1))
     assert not has_led_elsewhere(figure(0.1), figure(0.1 + 0.9e-4))
+    assert not has_led_elsewhere(figure(1e3), figure(1e3 + 0.9e-1)), "of what was found they are as near as before"
+    assert has_led_elsewhere(figure(1e3), figure(1e3 + 1.1e-1))
     assert not has_led_elsewhere(figure(0.1, part="weights"), figure(0.2, part="weights")), "these were moved"
     assert not has_led_elsewhere(figure(0.1, part="wander"), figure(0.2, part="wander"))
     assert not has_led_elsewhere(figure(math.inf), figure(math.inf))

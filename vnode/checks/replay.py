@@ -16,9 +16,9 @@ from dcnr.errors import Corrupt, InvariantBroken
 from dcnr.intervals import IntervalSet
 from trust.comparison import Comparison
 from vnode.checks import residuals
-from vnode.checks.claims import Claim, ClaimedStep, Displacement, Taken
+from vnode.checks.claims import Anchored, Claim, ClaimedStep, Displacement, Taken
 from vnode.checks.sides import Budget, Ran, Run, Sides, TwoSided, explaining
-from vnode.checks.steadiness import doubted, has_led_elsewhere, may_have_grown, shaken
+from vnode.checks.steadiness import FIRST_STEPS, doubted, has_led_elsewhere, may_have_grown, shaken
 from vnode.checks.tolerances import Tolerances
 from vnode.compute import Compute, Tensor
 from vnode.merging import counts_of
@@ -70,36 +70,45 @@ class _Replay:
         for start, end in pairwise(sorted({*claim.states, *claim.anchored, last})):
             if end - start > self._tolerances.span_steps:
                 raise Corrupt(f"{end - start} entries between two states, not {self._tolerances.span_steps}", code="bad_claim")
-            first, info = self._arrays(base), (yield from self._steady(start, end, base))
-            if info is None:
+            if not (yield from self._steady(start, end, base)):
                 return
-            if end in claim.states or not _num_learned(claim.steps[start:end]):
+            if self._leads_to_anchor(start, end):
+                base = yield from self._merged(end, claim.anchored[end][0].state, told=1)
+            else:
                 base = yield from self._merged(end, claim.states.get(end, base))
-            elif end in claim.anchored:
-                base = yield from self._merged(end, self._compute.snapshot(info), first=first, num_steps=end - start)
 
-    def _steady(self, start: int, end: int, base: bytes) -> Generator[Comparison | None, None, StateInfo | None]:
-        """A span. Where last bits lead elsewhere in it, its faults are doubts, but for those of its first steps."""
+    def _leads_to_anchor(self, start: int, end: int) -> bool:
+        """Whether what the steps of a span come to is told by what a statement names behind them, and by nothing before that."""
+        is_told = end in self._claim.states or end not in self._claim.anchored
+        return not is_told and _num_learned(self._claim.steps[start:end]) > 0
+
+    def _steady(self, start: int, end: int, base: bytes) -> Generator[Comparison | None, None, bool]:
+        """A span; whether anything can follow. Where last bits lead elsewhere in it its faults are doubts. What its first steps show is held against other last
+        bits of these steps alone: whoever cheats grossly is seen at the price of a few.
+        """
         span, told, faults = self._either_side(start, end, base), list[Comparison](), list[Comparison]()
+        is_steady: bool | None = None
         while True:
             try:
                 comparison = next(span)
             except StopIteration as ended:
-                info: StateInfo | None = ended.value
+                goes_on: bool = ended.value
                 break
             if comparison is not None:
                 told.append(comparison)
-            if comparison is not None and (faults or may_have_grown(comparison, start)):
-                faults.append(comparison)
-                comparison = None
+                if is_steady is None and not faults and may_have_grown(comparison) and comparison.step < start + FIRST_STEPS:
+                    is_steady = yield from self._holds(told, start, end, base)
+                    span = self._again(len(told), start, end, base)
+                if is_steady is False:
+                    comparison = doubted(comparison)
+                elif is_steady is None and (faults or may_have_grown(comparison)):
+                    faults.append(comparison)
+                    comparison = None
             yield comparison
-        if not faults:
-            return info
-        is_steady = yield from self._holds(told, start, end, base)
-        yield from faults if is_steady else map(doubted, faults)
-        if end not in self._claim.states and end in self._claim.anchored:  # which begins with what lies in this machine now
-            info = yield from self._again(len(told), start, end, base)
-        return info
+        if faults:
+            is_steady = yield from self._holds(told, start, end, base)
+            yield from faults if is_steady else map(doubted, faults)
+        return goes_on
 
     def _holds(self, told: Sequence[Comparison], start: int, end: int, base: bytes) -> Generator[None, None, bool]:
         """Whether a span comes to what was told of it from other last bits as well."""
@@ -109,32 +118,29 @@ class _Replay:
             yield None
         return True
 
-    def _again(self, done: int, start: int, end: int, base: bytes) -> Generator[Comparison | None, None, StateInfo | None]:
+    def _again(self, done: int, start: int, end: int, base: bytes) -> Generator[Comparison | None, None, bool]:
         """What is left of a span after so many comparisons, with the sides that were taken in it."""
         span = self._taking(start, end, base)
         for _ in range(done):
             next(span)
             yield None
-        info = yield from span
-        if isinstance(self._compute, TwoSided):
-            self._compute.take(frozenset(), looking=False)
-        return info
+        return (yield from span)
 
-    def _taking(self, start: int, end: int, base: bytes) -> Generator[Comparison, None, StateInfo | None]:
+    def _taking(self, start: int, end: int, base: bytes) -> Generator[Comparison, None, bool]:
         if isinstance(self._compute, TwoSided):
             self._compute.take(self._sides, looking=False)
         return self._span(start, end, base)
 
-    def _either_side(self, start: int, end: int, base: bytes) -> Generator[Comparison | None, None, StateInfo | None]:
+    def _either_side(self, start: int, end: int, base: bytes) -> Generator[Comparison | None, None, bool]:
         """A span; where it is over a tolerance, with the sides of kinks that explain what is claimed, if any do."""
-        compute, span, done = self._compute, self._span(start, end, base), 0
         self._sides = frozenset()
+        compute, span, done = self._compute, self._taking(start, end, base), 0
         while True:
             try:
                 comparison = next(span)
             except StopIteration as ended:
-                info: StateInfo | None = ended.value
-                return info
+                goes_on: bool = ended.value
+                return goes_on
             if comparison.is_over and isinstance(compute, TwoSided) and self._budget.take(end - start):
                 break
             yield comparison
@@ -158,8 +164,8 @@ class _Replay:
             yield None
         return Ran(worst, over_at, compute.near())
 
-    def _span(self, start: int, end: int, base: bytes) -> Generator[Comparison, None, StateInfo | None]:
-        """From one claimed state to the next; what that says of itself, or None where nothing can follow."""
+    def _span(self, start: int, end: int, base: bytes) -> Generator[Comparison, None, bool]:
+        """From one claimed state to the next, or to what a statement names after the deltas that it took in; whether anything can follow."""
         claim = self._claim
         info = self._compute.restore(base)
         if len(info.lineage) != claim.steps[start].num_learned:
@@ -171,36 +177,37 @@ class _Replay:
                 if error.code != "not_finite":
                     raise
                 yield self._tolerances.comparison(index, "loss", math.inf)
-                return None
+                return False
         before, info, first = info, _learned(info, claim.steps[start:end]), self._arrays(base)
         if len(info.lineage) != len(before.lineage) + _num_learned(claim.steps[start:end]):
             yield self._tolerances.comparison(end - 1, "lineage", math.inf)
-            return None
+            return False
         if end in claim.states and not _num_learned(claim.steps[start:end]):
             yield from self._restated(end, info, base, claim.states[end])
         elif end in claim.states:
             yield from self._compared(end, info, first, claim.states[end], end - start)
         elif end == len(claim.steps) and claim.displacement is not None:
             yield from self._moved(info, first, claim.displacement, end - start)
-        return info
+        if self._leads_to_anchor(start, end):
+            yield from self._named(end, info, first, claim.anchored[end][0], end - start)
+        return True
 
-    def _merged(
-        self, at: int, base: bytes, *, first: Mapping[str, Array] | None = None, num_steps: int = 0
-    ) -> Generator[Comparison, None, bytes]:
-        """What statements name after so many entries; the last state of them, from which it goes on. ``first``: what the steps to here began with, where
-        ``base`` is what they lead to on this machine; None where it was claimed.
-        """
-        for one in self._claim.anchored.get(at, ()):
+    def _merged(self, at: int, base: bytes, *, told: int = 0) -> Generator[Comparison, None, bytes]:
+        """What statements name after so many entries, but for the first ``told`` of them, from a claimed state; the last one, from which it goes on."""
+        for one in self._claim.anchored.get(at, ())[told:]:
             info = self._compute.restore(base)
-            if one.taken or first is not None:
-                for taken in one.taken:
-                    info = self._take(info, taken)
-                began = first if first is not None else self._arrays(base)
-                yield from self._compared(at, info, began, one.state, max(1, num_steps))
+            if one.taken:
+                yield from self._named(at, info, self._arrays(base), one, 1)
             else:
                 yield from self._restated(at, info, base, one.state)
-            base, first = one.state, None
+            base = one.state
         return base
+
+    def _named(self, at: int, info: StateInfo, first: Mapping[str, Array], named: Anchored, num_steps: int) -> Iterator[Comparison]:
+        """What a statement names against what lies in this machine, with the deltas that it took in; ``first``: what that began with."""
+        for taken in named.taken:
+            info = self._take(info, taken)
+        yield from self._compared(at, info, first, named.state, num_steps)
 
     def _take(self, info: StateInfo, taken: Taken) -> StateInfo:
         """Raises Corrupt for a delta that no primary could take in."""

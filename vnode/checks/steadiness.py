@@ -16,42 +16,47 @@ import numpy as np
 from trust.comparison import Comparison
 from trust.findings import DOUBT_FACTOR
 from vnode.checks.tolerances import table
-from vnode.state import StateSchema, parse, serialise
+from vnode.state import Array, StateSchema, parse, serialise
 
 FOLLOWED: Final = ("output", "loss", "slots", "buffers")
 """Parts that show where steps have led. Weights are what is moved, and where a learning rate ends they move by no more than that themselves."""
 
 
 FIRST_STEPS: Final = 2
-"""In which nothing can have grown: whoever cheats there is seen without another run."""
+"""In which hardly anything grows, unless whoever made the state meant it to: they are looked at by themselves."""
 
 
-def may_have_grown(comparison: Comparison, start: int) -> bool:
-    """Whether it is a fault that last bits could be the cause of, in a span that begins with this entry."""
-    return comparison.ratio > DOUBT_FACTOR and math.isfinite(comparison.residual) and comparison.step >= start + FIRST_STEPS
+def may_have_grown(comparison: Comparison) -> bool:
+    """Whether it is a fault that last bits could be the cause of."""
+    return comparison.ratio > DOUBT_FACTOR and math.isfinite(comparison.residual)
 
 
 def shaken(state: bytes, schema: StateSchema) -> bytes:
-    """The same state, with each weight one unit in the last place up or down: the same bytes everywhere. Raises Corrupt."""
+    """The same state, with each weight one unit in the last place up or down: the same bytes everywhere. The largest numbers go down. Raises Corrupt."""
     info, values = parse(state, schema)
     rng = np.random.default_rng(0)
     moved = {
-        name: np.nextafter(value, np.where(rng.integers(0, 2, value.shape), math.inf, -math.inf).astype(value.dtype))
-        if name.startswith("w/") and value.dtype.kind == "f"
-        else value
-        for name, value in values.items()
+        name: _beside(value, rng) if name.startswith("w/") and value.dtype.kind == "f" else value for name, value in values.items()
     }
     return serialise(schema, info, moved)
 
 
+def _beside(values: Array, rng: np.random.Generator) -> Array:
+    towards = np.where(rng.integers(0, 2, values.shape), math.inf, -math.inf).astype(values.dtype)
+    is_last = np.abs(values) == np.finfo(values.dtype).max
+    beside: Array = np.nextafter(values, np.where(is_last, 0.0, towards).astype(values.dtype))
+    return beside
+
+
 def has_led_elsewhere(mine: Comparison, of_shaken: Comparison) -> bool:
     """Whether these, of one claimed figure, are further apart than honest machines were measured to be. What is between two runs of this machine is at least
-    the difference of their distances from any third.
+    the difference of their distances from any third; of a claim that is many times as large as what was found that is as many times larger, for distances are
+    told in units of what each run found: a last bit of that unit would do.
     """
     if mine.part not in FOLLOWED:
         return False
     apart = abs(mine.residual - of_shaken.residual)
-    return math.isfinite(apart) and apart * float(table()["margin"]) > mine.tolerance
+    return math.isfinite(apart) and apart * float(table()["margin"]) > mine.tolerance * max(1.0, mine.residual)
 
 
 def doubted(comparison: Comparison) -> Comparison:
