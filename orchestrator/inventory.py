@@ -21,7 +21,7 @@ from dcnr.v1 import identity_pb2, membership_pb2, orchestrator_pb2
 from orchestrator.beat_bounds import bounded_capability, shown_text
 from orchestrator.lending import MAX_REFUSED, counted_steps, is_passing, offer_of, refused_anew
 from orchestrator.offers import NO_TRACK, PLACEABLE, USABLE, NodeOffer, TrackRecord
-from orchestrator.silence import FORGET_S, Judgement, NodeRecord, judge, next_look
+from orchestrator.silence import FORGET_S, Judgement, NodeRecord, false_words, has_broken, judge, next_look, note_words
 from orchestrator.ties import NO_FEEDS, Feeds, Hosted, Ties
 from trust.addresses import public_subnet
 from trust.envelope import parse
@@ -112,6 +112,8 @@ class Inventory:
         record.subnet = _subnet_of(record)
         if record.gone_at is not None:
             record.worker_seen, record.worker_dead = False, False  # a new life: its worker is still to come
+            for name in self._nodes.keys() & false_words(record, now):
+                self._nodes[name].cried_at = now
         record.streams += 1
         self._num_attached += record.streams == 1
         self._stirred.add(node_id)
@@ -158,11 +160,11 @@ class Inventory:
     def _accuse(self, node_id: str, now: float, beat: orchestrator_pb2.Beat) -> list[str]:
         """Only whom a plan makes a neighbour can a PNode fail to reach; whoever is accused, however often and by whomever, is looked at now and then."""
         due: list[str] = []
-        said = {evidence.pnode_id: evidence.broken for evidence in beat.evidence if evidence.pnode_id in self._nodes}
+        said = {evidence.pnode_id: evidence for evidence in beat.evidence if evidence.pnode_id in self._nodes}
         for name in sorted(self.ties.tied(node_id, said)):
             other = self._nodes[name]
             if node_id in other.accusers or len(other.accusers) < MAX_ACCUSERS:
-                other.accusers[node_id] = (now, said[name])
+                other.accusers[node_id] = (now, has_broken(other, self._nodes[node_id], said[name], now))
             self._stirred.add(name)
             if now >= other.look_asked_at + LOOK_AGAIN_S:
                 other.look_asked_at = now
@@ -268,6 +270,7 @@ class Inventory:
             changes.append(Transition(record.node_id, before.state, after.state, after.reason))
             gone = after.state == orchestrator_pb2.NODE_STATE_OFFLINE
             record.gone_at = now if gone else None
+            note_words(record, now)
             if gone and before.state in USABLE and record.beat_at is not None and not record.beat.draining:
                 record.lost_at = [*record.lost_at[1 - MAX_LOSSES :], now]
                 record.lost_with = frozenset(item.vnode for item in record.beat.replicas if item.state in HOSTED)

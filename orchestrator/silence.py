@@ -26,6 +26,12 @@ PROBED_BEATS: Final = 2.25
 WITNESSED_BEATS: Final = 2.0
 """Told intervals of silence that are enough where several neighbours' connections broke; none where its stream has ended too."""
 WITNESSES: Final = 2
+CRIED_S: Final = 86_400.0
+"""So long the word of a neighbour hastens nothing, after one by which a PNode was taken for gone that was back, as it had been, within its grace: two that lie
+together make one false loss of a day, not one of each stream that ends for a moment.
+"""
+TRAVEL_S: Final = 1.0
+"""A last beat may be so long on its way: what broke before it was sent counts from then on as what broke behind it."""
 BARRED: Final = frozenset((orchestrator_pb2.NODE_STATE_QUARANTINED, orchestrator_pb2.NODE_STATE_REHAB))
 FORGET_S: Final = 3600.0
 """A node that is gone for longer is dropped from the inventory, unless it has a stream."""
@@ -70,7 +76,13 @@ class NodeRecord:
     """As far as it may be shown."""
     incarnation: int = 0
     accusers: dict[str, tuple[float, bool]] = field(default_factory=dict)
-    """Neighbours that cannot reach it: when they said so, and whether their connection broke."""
+    """Neighbours that cannot reach it: when they said so, and whether their connection broke since its last beat, as far as they are believed."""
+    cried_by: tuple[str, ...] = ()
+    """By whose words it was taken for gone at once."""
+    cried_incarnation: int = 0
+    """In which life of its own it was."""
+    cried_at: float = float("-inf")
+    """When its own word on another PNode last proved false."""
     answers: bool = False
     """Whether a probe of ours reached it once: only then says a failed one something."""
     probe_failed_at: float | None = None
@@ -131,6 +143,29 @@ def judge(record: NodeRecord, now: float) -> Judgement:
     if standing is not None and is_here and (record.is_barred or presence.state == orchestrator_pb2.NODE_STATE_ACTIVE):
         return standing
     return presence
+
+
+def has_broken(other: NodeRecord, by: NodeRecord, evidence: orchestrator_pb2.LinkEvidence, now: float) -> bool:
+    """Whether that neighbour's connection broke since the last beat of the other one, by a word that is believed: who could not be reached before, and beat
+    all the while, is not gone for that.
+    """
+    if not evidence.broken or now < by.cried_at + CRIED_S:
+        return False
+    return other.beat_at is None or now - evidence.since_s >= other.beat_at - TRAVEL_S
+
+
+def note_words(record: NodeRecord, now: float) -> None:
+    """Its state has just changed: by whose words, where it is taken for gone that would have had time to come back without them."""
+    has_grace = record.gone_at is not None and record.streams == 0 and now < record.detached_at + REATTACH_GRACE_S
+    record.cried_by = tuple(name for name in record.witnesses(now) if record.accusers[name][1]) if has_grace else ()
+    record.cried_incarnation = record.incarnation
+
+
+def false_words(record: NodeRecord, now: float) -> tuple[str, ...]:
+    """It is attached again: whose words were false, each time once."""
+    is_as_it_was = record.incarnation == record.cried_incarnation and now < record.detached_at + REATTACH_GRACE_S
+    names, record.cried_by = record.cried_by if is_as_it_was else (), ()
+    return names
 
 
 def _presence(record: NodeRecord, now: float) -> Judgement:

@@ -8,6 +8,7 @@ from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2
 from orchestrator import inventory as inventory_module
 from orchestrator import lending
 from orchestrator.inventory import Inventory
+from orchestrator.silence import CRIED_S
 from trust.delegation import make_delegation
 from trust.identity import NodeKey
 
@@ -79,6 +80,52 @@ def test_an_ended_stream_and_broken_connections_of_several_neighbours_are_a_loss
     assert state(inventory, 1.0) == ACTIVE, "its own stream goes on"
     inventory.detached(A, 1.1, "reset")
     assert state(inventory, 1.1) == after
+
+
+def test_two_neighbours_that_lie_together_make_one_false_loss_a_day() -> None:
+    """Every stream ends for a moment now and then, and what they say may be there whenever it does."""
+    inventory, num_lost = living(A, B, C), 0
+    for now in (1.0, 2.0, 3.0, 4.0):
+        inventory.beat(A, now, beat(), 2.0)
+        for liar in (B, C):
+            inventory.beat(liar, now, beat(accuses=A), 2.0)
+        inventory.detached(A, now + 0.1, "reset")
+        num_lost += state(inventory, now + 0.1) == OFFLINE
+        inventory.attached(A, now + 0.5)
+        assert state(inventory, now + 0.5) == ACTIVE
+    assert num_lost == 1
+    watch(inventory, CRIED_S + 2.0)
+    for name in (A, B, C):
+        inventory.beat(name, CRIED_S + 2.0, beat(accuses=A if name != A else ""), 2.0)
+    assert state(inventory, CRIED_S + 2.0) == ACTIVE
+    inventory.detached(A, CRIED_S + 2.1, "reset")
+    assert state(inventory, CRIED_S + 2.1) == OFFLINE, "a day later they are believed again"
+
+
+def test_whose_word_was_followed_by_a_new_life_or_a_long_absence_told_the_truth() -> None:
+    for back_at, incarnation in ((1.5, 2), (3.0, 1)):
+        inventory = living(A, B, C)
+        for round_s in (0.0, 10.0):
+            inventory.advertised(membership_pb2.Advert(node_id=A, incarnation=1 if not round_s else incarnation), round_s + 1.0)
+            for name in (A, B, C):
+                inventory.beat(name, round_s + 1.0, beat(accuses=A if name != A else ""), 2.0)
+            inventory.detached(A, round_s + 1.1, "reset")
+            assert state(inventory, round_s + 1.1) == OFFLINE
+            inventory.advertised(membership_pb2.Advert(node_id=A, incarnation=incarnation), round_s + back_at)
+            inventory.attached(A, round_s + back_at)
+            watch(inventory, round_s + 10.0)
+
+
+def test_connections_that_were_broken_before_its_last_beat_hasten_nothing() -> None:
+    inventory = living(A, B, C)
+    inventory.beat(A, 8.0, beat(), 2.0)
+    watch(inventory, 8.0)
+    for name in (B, C):
+        said = beat(accuses=A)
+        said.evidence[0].since_s = 5.0
+        inventory.beat(name, 8.5, said, 2.0)
+    inventory.detached(A, 8.6, "reset")
+    assert state(inventory, 8.6) == SUSPECT
 
 
 def test_a_second_stream_keeps_the_node() -> None:
