@@ -6,8 +6,7 @@ for anew is another one.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from dataservice import keys
@@ -21,7 +20,7 @@ from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
 
 MAX_KEPT: Final = 64
-"""Of all jobs together, also of those that have ended: those that were read last."""
+"""Of all jobs together, also of those that have ended: those that were read last, and before them what a store has lost."""
 
 
 class JobWords:
@@ -31,6 +30,15 @@ class JobWords:
         self._model, self._store, self._policy = model, store, policy
         self._kept: dict[str, tuple[str, bytes]] = {}
         """By key: the digest of the request that it was about, and what was stored."""
+        self._lacking: frozenset[str] = frozenset()
+        """Of these, what the store does not list of jobs that it lists and that have not ended."""
+        self._takes_nothing = False
+        """Whether the store did not take something in this look: one object that hangs is waited for, not all of them."""
+
+    def begin_look(self, listed: Collection[str]) -> None:
+        """The store lists these keys of jobs."""
+        self._takes_nothing = False
+        self._lacking = frozenset(key for key in self._kept.keys() - listed if self._may_come_back(key, listed))
 
     async def cancel_reason(self, job_id: str, request_digest: str) -> str | None:
         """Why the job was called off, as its `cancel` says, which is listed; None where that is none. Raises Unavailable."""
@@ -58,23 +66,48 @@ class JobWords:
         self._keep(key, request_digest, data)
         return pause
 
-    async def repeat(self, job_id: str, request_digest: str, found: Container[str]) -> None:
-        """Of this job, which has not ended, the store lists ``found``: what is known beside that is stored again, in the next look too if that failed."""
-        prefix = keys.job_prefix(self._model, job_id)
-        for key, (digest, data) in sorted(self._kept.items()):
-            kind = key.removeprefix(prefix)
-            if kind == key or kind in found or digest != request_digest:
-                continue
-            with contextlib.suppress(Unavailable):  # a store that takes nothing now keeps nobody from reading it
-                if await put_once(self._store, key, data) != data and (number := number_in(kind)):
+    async def repeat(self, job_id: str, request_digest: str, found: Collection[str]) -> tuple[frozenset[str], bool]:
+        """Of this job, which has not ended, the store lists ``found``: what is known beside that is stored again, in the next look too if that failed. What is
+        there now, and whether maintainers have said something else since than what was known.
+        """
+        there, prefix = set(found), keys.job_prefix(self._model, job_id)
+        kept = sorted((key, *one) for key, one in self._kept.items() if key.startswith(prefix))
+        for key, digest, _ in kept:
+            if digest != request_digest and request_digest:
+                del self._kept[key]  # another job of that name
+        known = {key.removeprefix(prefix): data for key, digest, data in kept if digest == request_digest}
+        if self._takes_nothing or known.keys() <= there:
+            return frozenset(there), False
+        for kind, data in known.items():
+            number = number_in(kind)
+            try:
+                if kind not in there:
+                    await put_once(self._store, prefix + kind, data)
+                    there.add(kind)
+                if number and await self._is_otherwise(job_id, number, data):
                     self._forget_after(job_id, number - 1)
-                    return
+                    return frozenset(there), True
+            except (
+                Unavailable
+            ):  # a store that takes nothing now keeps nobody from reading it; what came later waits for what came before
+                self._takes_nothing = True
+                break
+        return frozenset(there), False
+
+    async def _is_otherwise(self, job_id: str, number: int, data: bytes) -> bool:
+        """Whether maintainers have given that number to something else, not knowing what was said before. Raises Unavailable."""
+        stored = await newest_stored(self._store, self._policy(), self._model, job_id, (number,))
+        return stored is not None and stored[1] != data
+
+    def _may_come_back(self, key: str, listed: Collection[str]) -> bool:
+        job_id, _, _ = key.removeprefix(keys.jobs_prefix(self._model)).partition("/")
+        return keys.job_request(self._model, job_id) in listed and keys.job_end(self._model, job_id) not in listed
 
     def _keep(self, key: str, request_digest: str, data: bytes) -> None:
         self._kept.pop(key, None)
         self._kept[key] = (request_digest, data)
         while len(self._kept) > MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
+            del self._kept[next((one for one in self._kept if one not in self._lacking), key)]
 
     def _forget_after(self, job_id: str, number: int) -> None:
         """Maintainers have said something else since the store went back, not knowing what was said before: that counts no more."""

@@ -8,7 +8,7 @@ in one look the store counts as away.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -114,7 +114,9 @@ class JobBook:
         self._follow_policy()
         prefix = keys.jobs_prefix(self._model)
         kinds: dict[str, dict[str, float]] = {}
-        for row in await all_below(self._store, prefix):
+        rows = await all_below(self._store, prefix)
+        self._words.begin_look(frozenset(row.key for row in rows))
+        for row in rows:
             job_id, _, kind = row.key.removeprefix(prefix).partition("/")
             kinds.setdefault(job_id, {})[kind] = row.last_modified
         self._listed = frozenset(job_id for job_id, found in kinds.items() if "request" in found and not _bad_name(job_id))
@@ -181,15 +183,17 @@ class JobBook:
             record = await self._read_request(job_id, found["request"], counts)
             if record is None:
                 return
-        if "cancel" in found and record.cancel_reason is None:
+        there: Collection[str] = found
+        if end is None:  # first: what is said again is known in this look, before anything is decided without it
+            there, is_otherwise = await self._words.repeat(job_id, record.request_digest, found)
+            record = replace(record, pause=None) if is_otherwise else record
+        if "cancel" in there and record.cancel_reason is None:
             record = replace(record, cancel_reason=await self._words.cancel_reason(job_id, record.request_digest))
         said = record.pause.number if record.pause is not None else 0
-        if end is None and (newer := [one for kind in found if (one := number_in(kind) or 0) > said]):
+        if end is None and (newer := [one for kind in there if (one := number_in(kind) or 0) > said]):
             newest = await self._words.newest_pause(job_id, record.request_digest, newer)
             record = replace(record, pause=newest or record.pause)
         self._records[job_id] = replace(record, end=end)
-        if end is None:  # only now: what the store has is read, and held against what is known
-            await self._words.repeat(job_id, record.request_digest, found)
 
     async def _read_end(self, job_id: str) -> model_pb2.Outcome | None:
         """The outcome in the job's `end`, which is listed; None where that is the end of no job and the job is the active one, which the head knows not to have

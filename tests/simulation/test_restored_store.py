@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -117,8 +117,9 @@ def test_a_job_that_was_called_off_stays_so_though_the_store_has_lost_that() -> 
 
 
 def test_where_nobody_said_it_again_the_job_would_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def nothing(self: JobWords, job_id: str, request_digest: str, found: Container[str]) -> None:
+    async def nothing(self: JobWords, job_id: str, request_digest: str, found: Collection[str]) -> tuple[frozenset[str], bool]:
         """What it did before."""
+        return frozenset(found), False
 
     monkeypatch.setattr(JobWords, "repeat", nothing)
     assert stays_called_off().checkers._decided["job-0"].state == model_pb2.JOB_STATE_COMPLETED

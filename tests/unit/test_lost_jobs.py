@@ -176,6 +176,66 @@ def test_cancellations_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch
     assert [shelf.store.peek(keys.job_cancel("m", job_id)) is not None for job_id in ("a", "b", "c")] == [False, True, True]
 
 
+def test_what_the_store_has_makes_no_room_for_itself_among_what_it_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All jobs are read anew, the older ones first: of more than are kept what was said last would be gone before its turn."""
+    monkeypatch.setattr("orchestrator.job_words.MAX_KEPT", 2)
+    shelf = Shelf()
+    for job_id in ("a", "b", "c"):
+        shelf.submit(job_id)
+        shelf.call_off(job_id)
+    shelf.refresh()
+    shelf.store.rewind(keys.job_cancel("m", "c"), None)
+    asyncio.run(shelf.book.refresh(num_back=1))
+    assert shelf.store.peek(keys.job_cancel("m", "c")) is not None
+
+
+def test_what_can_never_be_said_again_takes_no_room_from_what_is_said_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.job_words.MAX_KEPT", 2)
+    shelf = Shelf()
+    for job_id in ("a", "b"):
+        shelf.submit(job_id)
+        shelf.call_off(job_id)
+    shelf.refresh()
+    shelf.store.rewind(keys.job_request("m", "a"), None)
+    shelf.end("b")
+    for job_id in ("a", "b"):
+        shelf.store.rewind(keys.job_cancel("m", job_id), None)
+    for job_id in ("c", "d"):
+        shelf.submit(job_id)
+        shelf.call_off(job_id)
+    shelf.refresh()
+    for job_id in ("c", "d"):
+        shelf.store.rewind(keys.job_cancel("m", job_id), None)
+    asyncio.run(shelf.book.refresh(num_back=1))
+    assert [shelf.store.peek(keys.job_cancel("m", job_id)) is not None for job_id in "abcd"] == [False, False, True, True]
+
+
+def test_a_store_that_takes_nothing_is_waited_for_once_in_a_look() -> None:
+    shelf = Shelf()
+    for job_id in ("a", "b", "c"):
+        shelf.submit(job_id)
+        shelf.call_off(job_id)
+    shelf.refresh()
+    for job_id in ("a", "b", "c"):
+        shelf.store.rewind(key := keys.job_cancel("m", job_id), None)
+        shelf.damage(key)
+    shelf.refresh()
+    assert shelf.damaged.num_asked == 2, "one that is written, and read since that failed"
+    shelf.refresh()
+    assert shelf.damaged.num_asked == 4
+    assert not shelf.book.unread
+
+
+def test_a_job_that_was_called_off_does_not_begin_while_that_is_stored_again() -> None:
+    shelf = Shelf()
+    shelf.submit("off", begins_with=shelf.manifest(1, HOLDER))
+    shelf.call_off("off")
+    shelf.refresh()
+    shelf.store.rewind(keys.job_cancel("m", "off"), None)
+    asyncio.run(shelf.book.refresh(num_back=1))
+    assert shelf.activated() == ""
+
+
 @pytest.mark.parametrize("num_back", [0, 1])
 def test_a_pause_and_its_end_that_the_store_lost_are_stored_again_by_whoever_has_read_them(num_back: int) -> None:
     """Who let the job go on was told that it is recorded: without that it would stand for ever."""
@@ -223,3 +283,50 @@ def test_what_was_said_of_a_job_before_the_store_went_back_yields_to_what_was_sa
     assert shelf.store.peek(keys.job_pause("m", "j", 3)) is None
     assert (pause := shelf.book.records["j"].pause) is not None
     assert (pause.number, pause.reason) == (2, "once more")
+
+
+def spoken() -> Shelf:
+    """A job of which three things were said and read one after another; of that the store has lost what came after the first."""
+    shelf = Shelf()
+    shelf.submit("j", begins_with=shelf.manifest(1, HOLDER))
+    for number, paused in ((1, True), (2, False), (3, True)):
+        shelf.pause("j", number, paused=paused)
+        shelf.refresh()
+    for number in (2, 3):
+        shelf.store.rewind(keys.job_pause("m", "j", number), None)
+    return shelf
+
+
+def test_who_read_no_older_head_yields_to_what_was_said_since_as_well() -> None:
+    """It slept while the store went back, and remembers all that was said: what is stored under a number that it knows was not looked at."""
+    shelf = spoken()
+    shelf.pause("j", 2, paused=False, reason="once more")
+    shelf.refresh()
+    assert shelf.store.peek(keys.job_pause("m", "j", 3)) is None
+    assert (pause := shelf.book.records["j"].pause) is not None
+    assert (pause.number, pause.reason) == (2, "once more")
+
+
+@pytest.mark.parametrize("num_back", [0, 1])
+def test_what_came_later_waits_for_what_came_before(num_back: int) -> None:
+    """Else maintainers who say something else meanwhile, under the number that could not be stored, are overruled by what they said before."""
+    shelf = spoken()
+    shelf.damage(keys.job_pause("m", "j", 2))
+    asyncio.run(shelf.book.refresh(num_back=num_back))
+    assert shelf.store.peek(keys.job_pause("m", "j", 3)) is None
+    shelf.damaged.keys.clear()
+    shelf.pause("j", 2, paused=False, reason="once more")
+    asyncio.run(shelf.book.refresh(num_back=num_back))
+    assert shelf.store.peek(keys.job_pause("m", "j", 3)) is None
+    assert (pause := shelf.book.records["j"].pause) is not None
+    assert (pause.number, pause.reason) == (2, "once more")
+
+
+def test_what_nobody_signed_in_the_place_of_a_statement_is_no_word_of_maintainers() -> None:
+    """Whoever has the store's credentials can put it there: what came after it is stored again all the same."""
+    shelf = spoken()
+    shelf.store.rewind(keys.job_pause("m", "j", 2), b"nothing")
+    shelf.refresh()
+    assert shelf.store.peek(keys.job_pause("m", "j", 3)) is not None
+    assert (pause := shelf.book.records["j"].pause) is not None
+    assert pause.number == 3
