@@ -76,7 +76,7 @@ class People:
     redundancy: Mapping[str, int] = field(default_factory=dict)
     """By VNode: executions that its graph asks for, the replica's own included."""
     broken: Mapping[str, str] = field(default_factory=dict)
-    """By VNode: the checkpoint from which its replica says that nothing can be learned."""
+    """By VNode: the checkpoint from which its replica says that nothing can be learned, or before what doubts took back."""
     recent: frozenset[str] = frozenset()
     """Intervals that were spared so lately that their evidence must be there."""
     left: Mapping[str, Sequence[Interval]] = field(default_factory=dict)

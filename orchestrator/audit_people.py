@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from dcnr import limits
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.audit_case import AUDIT_S, LONGEST_CHALLENGE_S
+from orchestrator.audit_doubters import doubtful_in
 from orchestrator.audit_events import People
 from orchestrator.builds import lacks
 from orchestrator.verdicts import behind_of
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime import Shared
     from orchestrator.standings import Standings
 
+NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 HERE: Final = frozenset(
     (
         orchestrator_pb2.NODE_STATE_ACTIVE,
@@ -32,8 +36,8 @@ HERE: Final = frozenset(
 )
 
 
-def people_of(view: ModelView, shared: Shared) -> People:
-    """As this orchestrator sees them now."""
+def people_of(view: ModelView, shared: Shared, taken_back: Mapping[str, int] = NOTHING) -> People:
+    """As this orchestrator sees them now. ``taken_back``: what doubts took back (`orchestrator.audit_doubters`)."""
     now_s, candidates = shared.clock.wall(), dict[str, Candidate]()
     needs = view.job.needs if view.job is not None else frozenset[str]()
     for record in shared.inventory.nodes().values():
@@ -53,7 +57,8 @@ def people_of(view: ModelView, shared: Shared) -> People:
     verifiers = (Party(shared.key.node_id),) if can_look else ()
     stages, costs = (view.job.stages, view.job.costs) if view.job is not None else ((), ())
     redundancy = {stage.id: stage.redundancy for stage in stages}
-    broken = _broken(view, shared)
+    doubtful = doubtful_in(view.chain.ledger, taken_back) if view.chain is not None else {}
+    broken = {**doubtful, **_broken(view, shared)}
     recent = (
         frozenset(spared_lately(view.chain.ledger, view.chain.chronicle.told, now_s)) if broken and view.chain else frozenset[str]()
     )

@@ -93,7 +93,7 @@ class AuditDesk:
         """Intervals that failed by a proof of their own."""
         self._unnamed: dict[str, str] = {}
         """Statements that no manifest names yet, with the evidence against them."""
-        self._lapses, self._doubters, self._silent = Lapses(), Doubters(), Silent()
+        self._lapses, self.doubters, self._silent = Lapses(), Doubters(), Silent()
         self._num_sent, self._served = 0, dict[str, int]()
         """Audits given out, and which of them was the last of each PNode that has an interval open."""
         self._actions: list[Action] = []
@@ -308,6 +308,7 @@ class AuditDesk:
 
     def _decide(self, case: Case, decision: Decision) -> None:
         case.decision = decision
+        self.doubters.decided(case, decision)
         for task_id in list(case.tasks):
             self._end_task(case, task_id)
         self._actions += self._accounts.settle()
@@ -361,14 +362,14 @@ class AuditDesk:
         if isinstance(found, Decision):
             if found.reason == UNCLEAR and not case.is_again:
                 self._lapse(case, now_s, found.reason)
-            self._doubters.judged(case, found, now_s)
+            self.doubters.judged(case, found, now_s)
             self._decide(case, found)
             return 0
         wanted, own_eyes = found
         asked = 0
         while len(case.tasks) < wanted and asked < asks and now_s >= case.until_s:
             asked += 1
-            busy = self._doubters.resting(now_s).union(*(other.auditors for other in self._cases.values()))
+            busy = self.doubters.resting(now_s).union(*(other.auditors for other in self._cases.values()))
             last = self._silent.resting(now_s)
             choice = chosen(case, people, busy, self._secret, self._separation, last=last, own_eyes=own_eyes, waits=needs.waits)
             if choice is None:

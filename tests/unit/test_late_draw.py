@@ -11,13 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from audited_rig import NODES, NOW_MS, Job, judged, name_of, piece
+from audited_rig import drawn as drawing
 
 from dataservice.memory import MemoryStore
 from dcnr.errors import InvariantBroken, RemoteFault
 from dcnr.intervals import IntervalSet
 from dcnr.system import SystemClock
 from dcnr.v1 import model_pb2, orchestrator_pb2
-from orchestrator.audit_events import Bundle, People, Report, SendChallenge, SendTask, Unshown, VerifyRecord, Word
+from orchestrator.audit_case import SOLE_S
+from orchestrator.audit_doubters import doubtful_in
+from orchestrator.audit_events import Bundle, Decision, People, Report, SendChallenge, SendTask, Unshown, VerifyRecord, Word
 from orchestrator.audit_people import left_of, people_of
 from orchestrator.audits import AuditDesk
 from orchestrator.exits import ExitBook
@@ -31,6 +34,7 @@ from pnode.hosted import MAX_UNLEARNED, Averages
 from trust.auditors import Candidate
 from trust.draw import Secret
 from trust.folding import Told
+from trust.going_back import Cause
 from trust.identity import NodeKey
 from trust.in_force import InForce
 from trust.late_draw import (
@@ -161,15 +165,15 @@ def test_of_what_is_left_behind_no_more_is_drawn_than_may_be_open() -> None:
 
 
 class Network:
-    """A desk over manifests that are made and read as in a network. x cheated in a-2, which was spared; y learned on from it."""
+    """A desk over manifests as in a network. x cheated in a-2, which was spared; y learned on from it. ``drawn``: what was not spared."""
 
-    def __init__(self) -> None:
+    def __init__(self, *drawn: str) -> None:
         self.job, self.now_s = Job(), NOW_S
         self.job.named(
             judged("a1", "a0", piece("a-1", 0, 4), held=[(0, 4)]), judged("b1", "b0", piece("b-1", 0, 4, "z"), held=[(0, 4)])
         )
         self.job.named(judged("a2", "a1", piece("a-2", 4, 8), held=[(0, 8)]))
-        self.job.named(judged("a3", "a2", piece("a-3", 8, 12, "y", "a.1"), held=[(0, 12)]))
+        self.job.named(judged("a3", "a2", piece("a-3", 8, 12, "y", "a.1"), held=[(0, 12)]), draw=drawing(*drawn))
         numbers = itertools.count()
         self.desk = AuditDesk(Secret(b"k" * 32), Separation(single_host=True), lambda: f"{next(numbers):032x}")
         self.told: dict[str, str] = {}
@@ -182,11 +186,14 @@ class Network:
     def verdict(self, name: str) -> Verdict:
         return self.job.chain().ledger.intervals[name_of(name)].verdict
 
-    def round(self, broken: str, cheats: frozenset[str], found_out: frozenset[str] = frozenset()) -> None:
-        """One look of the holder: everybody answers, the verifier finds the truth, and a manifest takes in what is decided."""
-        self.now_s += 1
+    def round(
+        self, broken: str, cheats: frozenset[str], found_out: frozenset[str] = frozenset(), *, unclear: frozenset[str] = frozenset()
+    ) -> None:
+        """One look of the holder: everybody answers, the verifier finds the truth, a manifest says what is decided. ``unclear``: where last bits grow."""
+        self.now_s += SOLE_S / 2 if unclear else 1
         found = self.job.chain().ledger
-        states, out_s = {"a": name_of(broken)} if broken else {}, {NODES[name]: self.now_s for name in found_out}
+        states: dict[str, str] = {"a": name_of(broken)} if broken else doubtful_in(found, self.desk.doubters.taken_back)
+        out_s = {NODES[name]: self.now_s for name in found_out}
         behind = left_behind(found, self.job.chain().chronicle.told, out_s, self.now_s)
         people = People(HERE, (VERIFIER,), broken=states, recent=frozenset(found.intervals), left=behind)
         self.desk.tick(people, self.now_s)
@@ -195,7 +202,7 @@ class Network:
                 case SendChallenge():
                     self.desk.answered(action.pnode_id, action.interval, Bundle("e" * 64, 1), self.now_s)
                 case SendTask():
-                    word = Word.FAULT if action.interval in cheats else Word.PASS
+                    word = Word.FAULT if action.interval in cheats else Word.DOUBT if action.interval in unclear else Word.PASS
                     self.told[action.interval] = word.value
                     self.desk.reported(
                         Report(action.task_id, action.auditor, action.interval, word, "weights", "f" * 64), self.now_s
@@ -223,6 +230,38 @@ def test_a_cheat_that_was_not_drawn_is_found_when_its_state_breaks_and_goes_back
     assert network.verdict("b-1") is Verdict.SPARED, "it learned nothing of what goes back"
     assert network.job.working("a") == [name_of("a1"), name_of("a0")]
     assert network.job.newest.fences == {"a": 7, "b": 7}, "whoever is behind may have learned from it what no manifest names yet"
+
+
+def test_a_cheat_that_was_not_drawn_is_found_where_last_bits_grow_from_its_state_on() -> None:
+    """Whoever learns on from there is doubted for ever, and taken back to that state, and nobody would be blamed for it."""
+    network = Network("a-3")
+    for _ in range(12):
+        network.round("", frozenset({name_of("a-2")}), unclear=frozenset({name_of("a-3")}))
+    assert network.told == {name_of("a-3"): "doubt", name_of("a-2"): "fault", name_of("a-1"): "pass"}
+    assert (network.verdict("a-3"), network.verdict("a-2"), network.verdict("a-1")) == (
+        Verdict.UNVERIFIABLE, Verdict.FAILED, Verdict.PASSED,
+    )  # fmt: skip
+    assert network.job.working("a") == [name_of("a1"), name_of("a0")]
+
+
+def test_where_rates_make_last_bits_grow_what_was_spared_is_looked_at_once_and_stays() -> None:
+    network = Network("a-3")
+    for _ in range(12):
+        network.round("", frozenset(), unclear=frozenset({name_of("a-3")}))
+    assert network.told == {name_of("a-3"): "doubt", name_of("a-2"): "pass", name_of("a-1"): "pass"}
+    assert network.job.working("a")[0] == name_of("a2")
+
+
+def test_where_nothing_was_measured_nothing_is_drawn_for_that() -> None:
+    network = Network("a-3")
+    case = network.desk._cases[name_of("a-3")]
+    network.desk.doubters.decided(case, Decision(name_of("a-3"), Verdict.UNVERIFIABLE, "nobody has its inputs", Cause.UNVERIFIABLE))
+    assert not network.desk.doubters.taken_back
+    case.words["x"] = Report("t" * 32, "x", name_of("a-3"), Word.DOUBT)
+    network.desk.doubters.decided(case, Decision(name_of("a-3"), Verdict.PASSED, "two others found nothing"))
+    assert not network.desk.doubters.taken_back
+    assert doubtful_in(network.job.chain().ledger, {"c": 1}) == {}, "a VNode of another job"
+    assert doubtful_in(network.job.chain().ledger, {"a": 0}) == {"a": name_of("a0")}
 
 
 def test_a_good_state_that_somebody_calls_broken_costs_each_interval_one_audit_and_nobody_anything() -> None:
@@ -313,6 +352,7 @@ def test_a_replica_of_the_plan_that_learns_nothing_finite_from_a_state_that_coun
     assert seen(num_unlearned=UNLEARNED - 1) == {}
     assert seen(checkpoint_digest=name_of("taken back")) == {}
     assert seen(replica="a.9") == {}, "it is in no plan"
+    assert people_of(view, shared, {"a": 0}).broken == {"a": name_of("a0")}, "before what doubts took back"
 
     assert people_of(view, shared).left == left_of(view, shared.standings, NOW_S) == {}
     assert not people_of(view, shared).found_out
