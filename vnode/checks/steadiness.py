@@ -42,9 +42,11 @@ def shaken(state: bytes, schema: StateSchema) -> bytes:
 
 
 def _beside(values: Array, rng: np.random.Generator) -> Array:
-    towards = np.where(rng.integers(0, 2, values.shape), math.inf, -math.inf).astype(values.dtype)
-    is_last = np.abs(values) == np.finfo(values.dtype).max
-    beside: Array = np.nextafter(values, np.where(is_last, 0.0, towards).astype(values.dtype))
+    """In little more memory than that of the values: a state may be most of what its auditor lends."""
+    up, largest = rng.integers(0, 2, values.shape, dtype=np.uint8), np.finfo(values.dtype).max
+    towards = np.where(up, values.dtype.type(math.inf), values.dtype.type(-math.inf))
+    towards[np.abs(values) == largest] = 0.0
+    beside: Array = np.nextafter(values, towards)
     return beside
 
 
