@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -24,9 +24,13 @@ from vnode.state import Array
 
 NUM_SIGNS = 4
 NUM_ROWS = 8
-ROWS_AT_ONCE = 64
+TILE_VALUES = 1 << 15
+"""Of a state, projected at a time."""
+TILE_SIDE = 1 << 10
 PRODUCT_VALUES = 1 << 17
 """Multiplications in one product of numpy's: its BLAS would start threads for more than twice as many, which no limit of torch holds."""
+NEAR_VALUES = 1 << 12
+"""Multipliers that stay beside the processor while one row after another is multiplied by all of them: no threads for so few, and half as dear as pieces."""
 LEAST, FEW = 2, 16
 """Rows that are few: products with so few are made by numpy, a piece at a time."""
 PIECE_VALUES = 16
@@ -55,12 +59,9 @@ class Projection:
     def take(self, values: Tensor, dim: int) -> Tensor:
         """``values`` with that dimension projected, contiguous: the fused updates go through memory in order."""
         if self.signs is not None:
-            signs = self.signs if values.dtype == self.signs.dtype else self.signs.to(values.dtype)
-            if values.dim() == 2 and dim == 0:  # as it lies: the product with a weight turned round takes ten times as long
-                return torch.mm(signs, values)
             if dim in (-1, values.dim() - 1):
-                return _thin(values, signs)
-            return functional.linear(values.movedim(dim, -1), signs).movedim(-1, dim).contiguous()
+                return _thin(values, self.signs)
+            return functional.linear(values.movedim(dim, -1), self.signs).movedim(-1, dim).contiguous()
         return values if self.rows is None else values.index_select(dim, self.rows)
 
     def beside(self, values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,20 +72,15 @@ class Projection:
         return both[..., :NUM_SIGNS], both[..., NUM_SIGNS:]
 
     def of_state(self, values: Array, dim: int) -> Array:
-        """`take` for float32 values of a state: sums of many of them in float64, rounded once. Some rows at a time, which stay near the processor."""
+        """`take` for float32 values of a state: sums of many of them in float64, rounded once. A tile at a time, which stays near the processor."""
         if self.signs is None:
             return values if self.rows is None else values.take(self.rows.numpy(), axis=dim)
-        starts = range(0, len(values), ROWS_AT_ONCE)
-        wide = (torch.from_numpy(values[start : start + ROWS_AT_ONCE].astype(np.float64)) for start in starts)
-        if dim:
-            taken = torch.cat([self.take(part, dim) for part in wide])
-        else:
-            taken = torch.zeros(NUM_SIGNS, values[0].size, dtype=torch.float64)
-            for start, part in zip(starts, wide, strict=True):
-                taken.addmm_(self.signs[:, start : start + ROWS_AT_ONCE].double(), part.view(len(part), -1))
-            taken = taken.view(NUM_SIGNS, *values.shape[1:])
-        array: Array = taken.float().numpy()
-        return array
+        signs = self.signs.numpy().astype(np.float64)
+        flat = values.reshape(math.prod(values.shape[:dim]), values.shape[dim], -1)
+        taken = np.zeros((flat.shape[0], NUM_SIGNS, flat.shape[2]))
+        for before, summed, behind in _tiles(*flat.shape):
+            taken[before, :, behind] += signs[:, summed] @ flat[before, summed, behind].astype(np.float64)
+        return taken.astype(np.float32).reshape(*values.shape[:dim], NUM_SIGNS, *values.shape[dim + 1 :])
 
     @property
     def scale(self) -> float:
@@ -158,19 +154,34 @@ class MapKind:
         return gradient.sum(dim=[dim for dim in range(gradient.dim()) if dim != channel])
 
 
+def _tiles(num_before: int, num_summed: int, num_behind: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Together all of an array of that shape: long rows where there are any, none so large that numpy's product with the signs has threads."""
+    behind = min(num_behind, TILE_SIDE)
+    summed = min(num_summed, TILE_SIDE, TILE_VALUES // behind)
+    before = TILE_VALUES // (summed * behind)
+    for start in range(0, num_before, before):
+        for middle in range(0, num_summed, summed):
+            for last in range(0, num_behind, behind):
+                yield slice(start, start + before), slice(middle, middle + summed), slice(last, last + behind)
+
+
 def _thin(values: Tensor, few: Tensor) -> Tensor:
     """What a linear map without bias gives, contiguous. With a handful of outputs some rows at a time are multiplied while they lie near the processor: a
     product of them all copies them to another place first. Else it is the cheaper with the few on its left, where `functional.linear` has them on its right.
     """
     rows = values.detach().reshape(-1, values.shape[-1])
-    num_rows = min(PRODUCT_VALUES // max(few.numel(), 1), len(rows))
+    num_rows = min(PRODUCT_VALUES // max(few.numel(), 1), rows.shape[0])
     if num_rows < LEAST or not _is_for_numpy(rows, few, few.shape[0]):
-        return torch.mm(few, rows.T).T.reshape(*values.shape[:-1], len(few)).contiguous()
-    made, whole = rows.new_empty(len(rows), len(few)), len(rows) - len(rows) % num_rows
-    pieces, by = rows[:whole].numpy().reshape(-1, num_rows, rows.shape[1]), few.detach().numpy().T
-    np.matmul(pieces, by, out=made[:whole].numpy().reshape(-1, num_rows, len(few)))
-    torch.mm(rows[whole:], few.T, out=made[whole:])
-    return made.view(*values.shape[:-1], len(few))
+        return torch.mm(few, rows.T).T.reshape(*values.shape[:-1], few.shape[0]).contiguous()
+    if few.numel() <= NEAR_VALUES and few.is_contiguous():
+        made = torch.from_numpy(np.matvec(few.detach().numpy(), rows.numpy()))
+    else:
+        made, whole = rows.new_empty(rows.shape[0], few.shape[0]), rows.shape[0] - rows.shape[0] % num_rows
+        pieces = rows[:whole].numpy().reshape(-1, num_rows, rows.shape[1])
+        np.matmul(pieces, few.detach().numpy().T, out=made[:whole].numpy().reshape(-1, num_rows, few.shape[0]))
+        if whole < rows.shape[0]:
+            torch.mm(rows[whole:], few.T, out=made[whole:])
+    return made.view(*values.shape[:-1], few.shape[0])
 
 
 def _down(few: Tensor, values: Tensor) -> Tensor:
@@ -180,9 +191,10 @@ def _down(few: Tensor, values: Tensor) -> Tensor:
     num_columns = 1 << max(num_columns, 1).bit_length() - 1
     if num_columns < PIECE_VALUES or width % num_columns or not _is_for_numpy(values, few, few.shape[1]):
         return torch.mm(few.T, values)
-    pieces = values.detach().numpy().reshape(len(values), -1, num_columns).transpose(1, 0, 2)
-    made = np.matmul(np.ascontiguousarray(few.detach().numpy().T), pieces)
-    return torch.from_numpy(made.transpose(1, 0, 2).reshape(-1, width))
+    made = values.new_empty(few.shape[1], width)
+    pieces, into = (whole.detach().numpy().reshape(-1, width // num_columns, num_columns).transpose(1, 0, 2) for whole in (values, made))
+    np.matmul(few.detach().numpy().T, pieces, out=into)
+    return made
 
 
 def _is_for_numpy(values: Tensor, few: Tensor, num_few: int) -> bool:

@@ -23,6 +23,10 @@ def is_within_quanta(claimed: Tensor, found: Tensor) -> bool:
 
 
 def _are_within(theirs: Tensor, mine: Tensor) -> bool:
-    half = torch.maximum(theirs.amax(1), theirs.amin(1).neg_()).div_(127).mul_(HALF_STEP)
-    apart = torch.sub(theirs, mine).abs_().amax(1)
-    return bool((apart <= half).all()) and bool(half.isfinite().all())
+    half = _largest(theirs).div_(127).mul_(HALF_STEP)
+    return bool((_largest(torch.sub(theirs, mine)) <= half).all()) and bool(half.isfinite().all())
+
+
+def _largest(rows: Tensor) -> Tensor:
+    """Of each row the largest magnitude, or what is no number."""
+    return torch.maximum(rows.amax(1), rows.amin(1).neg_())
