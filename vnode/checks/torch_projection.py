@@ -59,6 +59,8 @@ class Projection:
     def take(self, values: Tensor, dim: int) -> Tensor:
         """``values`` with that dimension projected, contiguous: the fused updates go through memory in order."""
         if self.signs is not None:
+            if values.dim() == 1:
+                return torch.mv(self.signs, values)
             if dim in (-1, values.dim() - 1):
                 return _thin(values, self.signs)
             return functional.linear(values.movedim(dim, -1), self.signs).movedim(-1, dim).contiguous()
@@ -166,8 +168,9 @@ def _tiles(num_before: int, num_summed: int, num_behind: int) -> Iterator[tuple[
 
 
 def _thin(values: Tensor, few: Tensor) -> Tensor:
-    """What a linear map without bias gives, contiguous. With a handful of outputs some rows at a time are multiplied while they lie near the processor: a
-    product of them all copies them to another place first. Else it is the cheaper with the few on its left, where `functional.linear` has them on its right.
+    """What a linear map without bias gives, contiguous. With a handful of outputs a row, or some rows, at a time are multiplied while they lie near the
+    processor: a product of them all copies them to another place first. Else it is the cheaper with the few on its left, where `functional.linear` has
+    them on its right.
     """
     rows = values.detach().reshape(-1, values.shape[-1])
     num_rows = min(PRODUCT_VALUES // max(few.numel(), 1), rows.shape[0])
@@ -192,7 +195,9 @@ def _down(few: Tensor, values: Tensor) -> Tensor:
     if num_columns < PIECE_VALUES or width % num_columns or not _is_for_numpy(values, few, few.shape[1]):
         return torch.mm(few.T, values)
     made = values.new_empty(few.shape[1], width)
-    pieces, into = (whole.detach().numpy().reshape(-1, width // num_columns, num_columns).transpose(1, 0, 2) for whole in (values, made))
+    pieces, into = (
+        whole.detach().numpy().reshape(-1, width // num_columns, num_columns).transpose(1, 0, 2) for whole in (values, made)
+    )
     np.matmul(few.detach().numpy().T, pieces, out=into)
     return made
 

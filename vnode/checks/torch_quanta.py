@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -17,14 +19,14 @@ def is_within_quanta(claimed: Tensor, found: Tensor) -> bool:
         return False
     theirs, mine = claimed.reshape(-1), found.reshape(-1)
     whole = theirs.numel() - theirs.numel() % BLOCK_VALUES
-    blocks = (theirs[:whole].view(-1, BLOCK_VALUES), mine[:whole].view(-1, BLOCK_VALUES))
-    rest = (theirs[whole:].view(1, -1), mine[whole:].view(1, -1))
-    return all(_are_within(*pair) for pair in (blocks, rest) if pair[0].numel())
+    if whole and not _are_within(theirs[:whole].view(-1, BLOCK_VALUES), mine[:whole].view(-1, BLOCK_VALUES)):
+        return False
+    return whole == theirs.numel() or _are_within(theirs[whole:].view(1, -1), mine[whole:].view(1, -1))
 
 
 def _are_within(theirs: Tensor, mine: Tensor) -> bool:
     half = _largest(theirs).div_(127).mul_(HALF_STEP)
-    return bool((_largest(torch.sub(theirs, mine)) <= half).all()) and bool(half.isfinite().all())
+    return bool((_largest(torch.sub(theirs, mine)) <= half).all()) and float(half.amax()) < math.inf
 
 
 def _largest(rows: Tensor) -> Tensor:
