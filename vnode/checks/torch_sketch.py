@@ -147,7 +147,7 @@ class Sketch:
         self._values: dict[str, Tensor] = {}
         """Everything followed, by the name it has in a state: parameters in full and projections."""
         self._own: dict[str, nn.Parameter] = {}
-        """The parameters in full."""
+        """The parameters in full that autograd sees: all but the biases of maps."""
         self._names: list[str] = []
         """Of everything that an update changes."""
         self._learned: list[Tensor] = []
@@ -218,8 +218,10 @@ class Sketch:
         inside = {*dict(self._module.named_parameters()), *dict(self._module.named_buffers())}
         held = {name[2:]: value for name, value in self._values.items() if name[:2] in ("w/", "b/") and name[2:] in inside}
         self._module.load_state_dict(held, strict=True, assign=True)
-        self._own = {f"w/{name}": parameter for name, parameter in self._module.named_parameters()}
-        self._values.update(self._own)
+        parameters = {f"w/{name}": parameter for name, parameter in self._module.named_parameters()}
+        self._values.update(parameters)
+        biases = {item.bias for item in self._maps}
+        self._own = {name: parameter for name, parameter in parameters.items() if name not in biases}
         self._values.update({f"b/{name}": buffer for name, buffer in self._module.named_buffers()})
         self._names = sorted(name for name in self._values if name.startswith("w/"))
         self._learned = [self._values[name] for name in self._names]
