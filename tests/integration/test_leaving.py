@@ -175,13 +175,13 @@ def test_no_batch_is_learned_again_when_a_vnode_moves_to_a_machine_that_has_noth
     leaves(rig, idle)  # a machine that was lost a moment ago has to be worth more
     rig.network.kill(victim)
     moved_to(rig, "c", victim)
-    rig.learning(job_id, 20, 120)
+    before = rig.learning(job_id, 20, 120)
+    newest = {vnode: {report.replica: int(report.num_learned)} for vnode, (_, report) in before.items()}
     lends(rig, idle, 20)
-    newest: dict[str, dict[str, int]] = {}
 
     def has_moved() -> bool:
         for vnode, (process, report) in rig.hosts().items():
-            newest.setdefault(vnode, {})[report.replica] = int(report.num_learned)
+            newest[vnode][report.replica] = int(report.num_learned)
             if process is idle:
                 return True
         return False
