@@ -96,7 +96,8 @@ def _asked(
     asking.connect(str(nursery))
     said = json.dumps({"arguments": [*arguments], "environment": {**environment}}).encode() + b"\n"
     sent = asking.sendmsg([said], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))])
-    asking.sendall(said[sent:])
+    if rest := said[sent:]:  # with nothing left to say, whoever has its process may have ended by now
+        asking.sendall(rest)
     with asking.makefile("rb", buffering=0) as answers:  # a line at once, and nothing of the next
         return int(answers.readline())
 

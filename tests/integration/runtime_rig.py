@@ -138,7 +138,8 @@ class World:
         )
 
     async def record(self, holder: Orchestrator, request: data_pb2.RecordCheckpointRequest) -> None:
-        """Recorded until a manifest names it."""
+        """Recorded until a manifest names it; on a busy machine a holder may have let its term pass, and has to take it up again."""
+        await until(lambda: holder.runtime.is_holder, "it holds the head")
         answer = await holder.runtime.record(request)
         assert answer.status == data_pb2.RECORD_STATUS_PENDING, answer.reason
         status = answer.status
