@@ -87,9 +87,7 @@ class JobWords:
                 if number and await self._is_otherwise(job_id, number, data):
                     self._forget_after(job_id, number - 1)
                     return frozenset(there), True
-            except (
-                Unavailable
-            ):  # a store that takes nothing now keeps nobody from reading it; what came later waits for what came before
+            except Unavailable:  # reading goes on; what was said later waits for what was said before
                 self._takes_nothing = True
                 break
         return frozenset(there), False
