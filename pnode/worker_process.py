@@ -1,19 +1,46 @@
-"""The process of a worker. What it loads before it works is set aside from the search for garbage, which would go through torch a dozen times at each start."""
+"""The process of a worker, from before it loads what it works with until after its daemon has gone.
+
+What it loads is set aside from the search for garbage, which would go through torch a dozen times at each start.
+"""
 
 from __future__ import annotations
 
+import argparse
 import gc
+import os
+import select
 import sys
+import threading
+import time
+from typing import Final
+
+ORPHAN_S: Final = 5.0
+"""A worker without a daemon that has not ended by itself within so many seconds is ended, whatever it does."""
 
 
 def main() -> int:
-    """Entry point: ``python -m pnode.worker_process --fd N``."""
+    """Entry point: ``python -m pnode.worker_process --fd N …``."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--fd", type=int, required=True)
+    loaded = threading.Event()
+    threading.Thread(target=_end_with, args=(parser.parse_known_args()[0].fd, loaded), name="end-with-daemon", daemon=True).start()
     gc.disable()
     from pnode import worker  # torch
 
     gc.freeze()
     gc.enable()
+    loaded.set()
     return worker.main()
+
+
+def _end_with(pipe: int, loaded: threading.Event) -> None:
+    """Ends this process once the daemon has closed its end: at once while it loads, which takes a minute on a busy machine and leaves nothing behind."""
+    poll = select.poll()
+    poll.register(pipe, 0)  # that it was closed is told unasked
+    poll.poll()
+    if loaded.is_set():
+        time.sleep(ORPHAN_S)
+    os._exit(0)
 
 
 if __name__ == "__main__":
