@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?= mnist
 SEEDS ?= 200
-TEST_PROCESSES ?= 5
+TEST_PROCESSES ?= 4
 export OMP_NUM_THREADS ?= 1
 # Hundreds of processes start: none of them should compile what another one has compiled.
 unexport PYTHONDONTWRITEBYTECODE
@@ -49,7 +49,7 @@ browser: $(VENV)/.installed
 # for all: each of the others would do it for itself, at the same time.
 test: style browser
 	@without=; $(BIN)/python -m benchmarks.browser >/dev/null 2>&1 || without="--ignore tests/browser"; \
-	nice $(BIN)/mypy --no-error-summary & types=$$!; \
+	nice -n 19 $(BIN)/mypy --no-error-summary & types=$$!; \
 	test -d tests/unit/__pycache__ || $(BIN)/python -m pytest tests $$without --collect-only --quiet >/dev/null; \
 	$(BIN)/python -m pytest tests $$without --numprocesses $(TEST_PROCESSES) --max-worker-restart 2 --dist loadfile --no-loadscope-reorder; \
 	tests=$$?; \

@@ -26,7 +26,7 @@ FIRST = (
 other end (`giving_out`).
 """
 GIVES_WAY = 5
-"""Niceness: enough to come second, little enough to go on beside three that compute."""
+"""Niceness: enough to come second, little enough to go on beside networks that compute."""
 
 
 def pytest_configure() -> None:

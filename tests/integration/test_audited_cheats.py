@@ -1,6 +1,6 @@
 """Goal: in networks each way to cheat is found for what it is, an auditor that passes its friend's wrong work is found with it, and nobody else is blamed.
 
-Many cheats are in one network, each with VNodes of its own, beside honest PNodes. Newcomers are in probation, so that each of their intervals is audited, by
+Several cheats are in one network, each with VNodes of its own, beside honest PNodes. Newcomers are in probation, so that each of their intervals is audited, by
 the orchestrator's verifier. What cheats send is seen where somebody reads it, so these are in a chain; those that teach themselves wrongly have VNodes beside
 one another, none of which goes back with the others.
 """
@@ -72,7 +72,11 @@ def tasks(rig: Rig, auditor: str) -> set[str]:
     return {one.facts["interval"] for one in history(rig, "audit_asked") if one.subject == auditor}
 
 
-@pytest.mark.parametrize(("behaviours", "is_chain"), [(SENDING, True), (LEARNING, False)], ids=["sent", "learned"])
+@pytest.mark.parametrize(
+    ("behaviours", "is_chain"),
+    [(SENDING, True), (LEARNING[::2], False), (LEARNING[1::2], False)],
+    ids=["sent", "learned", "learned_too"],
+)
 def test_each_way_to_cheat_is_found_for_what_it_is_and_nobody_else_is_blamed(behaviours: tuple[str, ...], is_chain: bool) -> None:
     vnodes = [f"v{number}" for number in range(len(behaviours) + 2)]
     with running_network(
