@@ -55,7 +55,7 @@ def test_without_a_browser_everything_else_runs(tmp_path: Path) -> None:
     done = made("test", tmp_path, user=1000, with_browser=False)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
-    assert "PYTEST -m pytest tests --ignore tests/browser --numprocesses 5" in said
+    assert "PYTEST -m pytest tests --ignore tests/browser --numprocesses 4" in said
     assert "playwright install chromium" in said
     assert done.stdout.rstrip().endswith("NOT RUN, for want of a browser: tests/browser"), said
     assert done.stderr.count("apt-get install chromium") == 2, "first, and again where it is seen after ten minutes"
@@ -71,7 +71,7 @@ def test_root_that_cannot_install_one_goes_on_too(tmp_path: Path) -> None:
 def test_with_a_browser_all_of_it_runs(tmp_path: Path) -> None:
     done = made("test", tmp_path, user=1000, with_browser=True)
     assert done.returncode == 0, done.stderr
-    assert "PYTEST -m pytest tests --numprocesses 5" in done.stdout
+    assert "PYTEST -m pytest tests --numprocesses 4" in done.stdout
     assert "NOT RUN" not in done.stdout + done.stderr
 
 
