@@ -108,8 +108,8 @@ PLANTED = [
     (everything_is_cleared, {}, 0, {"cleared"}),
     (less_is_told_than_was_learned, {}, 0, {"ledger"}),
     (jobs_wait_for_no_audit, {}, 0, {"unaudited"}),
-    (nothing_is_drawn_late, BREAKING, 7, {"completes"}),
-    (nobody_looks_at_what_the_found_out_have_done, FINDING, 31, {"left_behind"}),
+    (nothing_is_drawn_late, BREAKING, 2, {"completes"}),
+    (nobody_looks_at_what_the_found_out_have_done, FINDING, 7, {"left_behind"}),
     (nothing_goes_back, {"cheating_pnodes": 2}, 1, {"unaudited", "completes"}),
 ]
 
