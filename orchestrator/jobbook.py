@@ -62,6 +62,8 @@ class JobBook:
         self._unread: dict[str, tuple[str, int, int]] = {}
         """Jobs of which an object cannot be read: why, how often that was so, and how many looks more pass without another try."""
         self._listed: frozenset[str] = frozenset()
+        self._tags, self._read_tags = dict[str, str](), dict[str, str]()
+        """By job: the store's tag of its request, as it was listed last, and when it was read."""
         self._ended_by_removed: dict[str, str] = {}
         self._needed, self._num_back = "", 0
         self._words = JobWords(model, store, policy)
@@ -114,11 +116,15 @@ class JobBook:
         self._follow_policy()
         prefix = keys.jobs_prefix(self._model)
         kinds: dict[str, dict[str, float]] = {}
+        tags: dict[str, str] = {}
         rows = await all_below(self._store, prefix)
         self._words.begin_look(frozenset(row.key for row in rows))
         for row in rows:
             job_id, _, kind = row.key.removeprefix(prefix).partition("/")
             kinds.setdefault(job_id, {})[kind] = row.last_modified
+            if kind == "request":
+                tags[job_id] = row.etag
+        self._tags = tags
         self._listed = frozenset(job_id for job_id, found in kinds.items() if "request" in found and not _bad_name(job_id))
         self._needed = needed if counts else self._needed
         self._unread = {job_id: known for job_id, known in self._unread.items() if job_id in kinds}
@@ -172,6 +178,10 @@ class JobBook:
     async def _read_job(self, job_id: str, found: Mapping[str, float], counts: bool) -> None:
         """Raises Unavailable: what is known of the job stays. One that has ended needs nothing but its end to be known as such."""
         record = self._records.get(job_id)
+        if record is not None and self._read_tags.get(job_id, self._tags[job_id]) != self._tags[job_id]:
+            record = await self._read_anew(record, found["request"], counts)
+            if record is None:
+                return
         end = record.end if record is not None else None
         if end is None and "end" in found:
             end = await self._read_end(job_id)
@@ -183,6 +193,7 @@ class JobBook:
             record = await self._read_request(job_id, found["request"], counts)
             if record is None:
                 return
+            self._read_tags[job_id] = self._tags[job_id]
         there: Collection[str] = found
         if end is None:  # first: what is said again is known in this look, before anything is decided without it
             there, is_otherwise = await self._words.repeat(job_id, record.request_digest, found)
@@ -194,6 +205,23 @@ class JobBook:
             newest = await self._words.newest_pause(job_id, record.request_digest, newer)
             record = replace(record, pause=newest or record.pause)
         self._records[job_id] = replace(record, end=end)
+
+    async def _read_anew(self, record: JobRecord, requested_at: float, counts: bool) -> JobRecord | None:
+        """What is known of a job whose request is listed as another object than was read: a store that went back had lost it, and the name was given anew. Whoever
+        slept meanwhile would decide by what it remembers, and store again what maintainers said of the former. None, or Unavailable raised: nobody here knows
+        what is asked for now, and only an active job goes on by what is remembered.
+        """
+        job_id, other = record.job_id, None
+        try:
+            other = await self._read_request(job_id, requested_at, counts)
+        finally:
+            if other is None and job_id != self._needed:
+                del self._records[job_id]
+        if other is None:
+            return None
+        self._read_tags[job_id] = self._tags[job_id]
+        is_another = other.request is not None and other.request_digest != record.request_digest
+        return other if is_another else record  # whoever holds the store's keys can put anything there
 
     async def _read_end(self, job_id: str) -> model_pb2.Outcome | None:
         """The outcome in the job's `end`, which is listed; None where that is the end of no job and the job is the active one, which the head knows not to have
@@ -240,7 +268,7 @@ class JobBook:
         problem = lacks = ""
         begins_with = frozenset[str]()
         try:
-            facts = await self._loader.job(self._model, job_id)
+            facts = await self._loader.job(self._model, job_id, digest)
             if facts.request.initial_manifest_digest:
                 manifest, _ = await self._loader.manifest(self._model, facts.request.initial_manifest_digest)
                 begins_with = frozenset(entry.working[0].digest for entry in manifest.entries if entry.working)

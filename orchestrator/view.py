@@ -149,7 +149,8 @@ class ViewLoader:
         self._store, self._policy, self._registry, self._clock = store, policy, registry, clock
         self._plans: OrderedDict[str, tuple[model_pb2.Plan, bytes]] = OrderedDict()
         self._manifests: OrderedDict[str, tuple[model_pb2.Manifest, bytes]] = OrderedDict()
-        self._jobs: OrderedDict[tuple[str, str], JobFacts] = OrderedDict()
+        self._jobs: OrderedDict[tuple[str, str, str], JobFacts] = OrderedDict()
+        """By model, job and digest of the request; without a digest: the request that was read last."""
         self._graphs: OrderedDict[str, bytes] = OrderedDict()
         self._desired = DesiredReader(store, policy, clock)
         self._chains = ChainReader()
@@ -159,7 +160,7 @@ class ViewLoader:
         plan, plan_bytes = await self.plan(model, head.plan_digest) if head.plan_digest else (None, b"")
         manifest, manifest_bytes = await self.manifest(model, head.manifest_digest) if head.manifest_digest else (None, b"")
         job_id = head.active.job_id or (plan.job_id if plan is not None else "")
-        job = await self._job_or_none(model, job_id) if job_id else None
+        job = await self._job_or_none(model, job_id, head.active.request_digest) if job_id else None
         hosted = _by_pnode(plan) if plan is not None else {}
         beginning = await self._beginning(model, job.request.initial_manifest_digest) if job is not None else None
         chain = await self._chain(model, head.manifest_digest, job) if job is not None and beginning is not None else None
@@ -183,13 +184,17 @@ class ViewLoader:
             _remember(self._manifests, digest, (open_manifest(data, self._policy(), model), data))
         return self._manifests[digest]
 
-    async def job(self, model: str, job_id: str) -> JobFacts:
-        """A job's request and graph. Raises NotFound, Corrupt, Refused, InvalidInput (it can never run), Unavailable (try again)."""
-        key = (model, job_id)
-        if key not in self._jobs:
+    async def job(self, model: str, job_id: str, request_digest: str = "") -> JobFacts:
+        """A job's request and graph, of that request where its digest is known: a store that went back may hold another one under the same name. Raises
+        NotFound, Corrupt, Refused, InvalidInput (it can never run), Unavailable (try again).
+        """
+        known = self._jobs.get((model, job_id, request_digest))
+        if known is None:
             stored = await self._store.get(keys.job_request(model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
-            _remember(self._jobs, key, await self.job_from_bytes(stored.data))
-        return self._jobs[key]
+            known = await self.job_from_bytes(stored.data)
+            for digest in (known.request_digest, ""):
+                _remember(self._jobs, (model, job_id, digest), known)
+        return known
 
     async def job_from_bytes(self, data: bytes) -> JobFacts:
         """The facts of a stored or submitted request."""
@@ -251,9 +256,9 @@ class ViewLoader:
 
         return await self._chains.chain(newest, job.request.initial_manifest_digest, read)
 
-    async def _job_or_none(self, model: str, job_id: str) -> JobFacts | None:
+    async def _job_or_none(self, model: str, job_id: str, request_digest: str) -> JobFacts | None:
         try:
-            return await self.job(model, job_id)
+            return await self.job(model, job_id, request_digest)
         except (Corrupt, Refused, InvalidInput, NotFound):
             return None  # the job's own record says why it cannot run
         except Unavailable as error:
@@ -264,11 +269,12 @@ class ViewLoader:
 
 def same_documents(old: model_pb2.Head, new: model_pb2.Head) -> bool:
     """Whether a view under one head is one under the other too."""
-    return (old.plan_digest, old.plan_sequence, old.manifest_digest, old.active.job_id) == (
+    return (old.plan_digest, old.plan_sequence, old.manifest_digest, old.active.job_id, old.active.request_digest) == (
         new.plan_digest,
         new.plan_sequence,
         new.manifest_digest,
         new.active.job_id,
+        new.active.request_digest,
     )
 
 

@@ -8,13 +8,14 @@ import pytest
 from test_jobbook import FIRST, HOLDER, Clock, Shelf
 
 from dataservice import keys
+from dcnr.ids import digest_of
 from dcnr.v1 import model_pb2
 from orchestrator.changes import Activate, Decide, apply
 from orchestrator.ends import Ends
 from orchestrator.history import History
 from orchestrator.jobbook import MISSING_LOOKS
 from orchestrator.jobs import ends_to_write, next_change
-from orchestrator.view import ModelView
+from orchestrator.view import ModelView, same_documents
 
 
 def test_an_end_that_a_store_lost_is_written_again_also_of_a_job_that_is_known_no_more() -> None:
@@ -330,3 +331,67 @@ def test_what_nobody_signed_in_the_place_of_a_statement_is_no_word_of_maintainer
     assert shelf.store.peek(keys.job_pause("m", "j", 3)) is not None
     assert (pause := shelf.book.records["j"].pause) is not None
     assert pause.number == 3
+
+
+def replaced(name: str = "j") -> Shelf:
+    """A job that was called off; then the store has lost all of that, and the same is asked for anew, by a request that was signed once more."""
+    shelf = Shelf()
+    shelf.submit(name, begins_with=shelf.manifest(1, HOLDER))
+    shelf.call_off(name)
+    shelf.refresh()
+    shelf.store.rewind(keys.job_cancel("m", name), None)
+    shelf.submit(name, begins_with=shelf.manifest(1, HOLDER))
+    return shelf
+
+
+def stored(shelf: Shelf, name: str = "j") -> str:
+    """The digest of the request that the store has."""
+    data = shelf.store.peek(keys.job_request("m", name))
+    assert data is not None
+    return digest_of(data)
+
+
+@pytest.mark.parametrize("active", ["", "j"])
+def test_a_job_that_was_asked_for_anew_is_another_one_also_to_whoever_slept_while_the_store_went_back(active: str) -> None:
+    """It called the new one off, with what maintainers had said of the former, and would have begun that."""
+    shelf = replaced()
+    asyncio.run(shelf.book.refresh(active))
+    assert shelf.store.peek(keys.job_cancel("m", "j")) is None
+    assert (record := shelf.book.records["j"]).cancel_reason is None
+    assert record.request_digest == stored(shelf)
+    assert shelf.activated(active) == ("" if active else "j")
+
+
+def test_a_job_that_was_asked_for_anew_runs_by_its_own_request() -> None:
+    """Its plan named the request that the store had lost, which no PNode could read, and it waited for ever."""
+    shelf = replaced()
+    asyncio.run(shelf.book.refresh(num_back=1))
+    head = model_pb2.Head(active=model_pb2.ActiveJob(job_id="j", request_digest=shelf.book.records["j"].request_digest))
+    view = asyncio.run(shelf.book._loader.load("m", head, b""))
+    assert view.job is not None
+    assert view.job.request_digest == head.active.request_digest == stored(shelf)
+    before = model_pb2.Head(active=model_pb2.ActiveJob(job_id="j", request_digest="0" * 64))
+    assert not same_documents(before, head), "a view of the former is none of this one"
+
+
+def test_what_cannot_be_read_of_a_job_that_was_asked_for_anew_is_waited_for() -> None:
+    shelf = replaced()
+    shelf.damage(keys.job_request("m", "j"))
+    shelf.refresh()
+    assert (list(shelf.book.records), list(shelf.book.unread), shelf.book.unknown) == ([], ["j"], {"j"})
+    shelf.damaged.keys.clear()
+    shelf.refresh(2)
+    assert shelf.activated() == "j"
+    assert shelf.store.peek(keys.job_cancel("m", "j")) is None
+
+
+def test_what_nobody_signed_in_the_place_of_a_request_changes_no_job_that_is_known() -> None:
+    """Whoever has the store's credentials can put it there."""
+    shelf = Shelf()
+    shelf.submit("j", begins_with=shelf.manifest(1, HOLDER))
+    shelf.call_off("j")
+    shelf.refresh()
+    known = shelf.book.records["j"]
+    shelf.store.rewind(keys.job_request("m", "j"), b"nothing")
+    shelf.refresh(2)
+    assert shelf.book.records["j"] == known
