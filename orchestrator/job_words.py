@@ -34,11 +34,20 @@ class JobWords:
         """Of these, what the store does not list of jobs that it lists and that have not ended."""
         self._takes_nothing = False
         """Whether the store did not take something in this look: one object that hangs is waited for, not all of them."""
+        self._num_looks = 0
+        self._failed: dict[str, int] = {}
+        """By job of which the store did not take something: in which look that was so last."""
 
     def begin_look(self, listed: Collection[str]) -> None:
         """The store lists these keys of jobs."""
-        self._takes_nothing = False
+        if not self._takes_nothing:
+            self._failed.clear()
+        self._takes_nothing, self._num_looks = False, self._num_looks + 1
         self._lacking = frozenset(key for key in self._kept.keys() - listed if self._may_come_back(key, listed))
+
+    def turn(self, job_id: str) -> int:
+        """Jobs are read in this order: an object that the store never takes holds up what it has lost of no other job."""
+        return self._failed.get(job_id, 0)
 
     async def cancel_reason(self, job_id: str, request_digest: str) -> str | None:
         """Why the job was called off, as its `cancel` says, which is listed; None where that is none. Raises Unavailable."""
@@ -89,6 +98,7 @@ class JobWords:
                     return frozenset(there), True
             except Unavailable:  # reading goes on; what was said later waits for what was said before
                 self._takes_nothing = True
+                self._failed[job_id] = self._num_looks
                 break
         return frozenset(there), False
 

@@ -130,8 +130,11 @@ class JobBook:
         self._unread = {job_id: known for job_id, known in self._unread.items() if job_id in kinds}
         self._doubt(kinds, counts)
         num_failed = 0
-        for job_id, found in sorted(kinds.items()):
-            if job_id not in self._listed or job_id in self._doubts or (job_id != needed and self._is_left_out(job_id, counts)):
+        for job_id, found in sorted(kinds.items(), key=lambda item: (self._words.turn(item[0]), item[0])):
+            if job_id not in self._listed or (job_id != needed and self._is_left_out(job_id, counts)):
+                continue
+            if job_id in self._doubts:
+                await self._repeat_of_doubted(job_id, found)
                 continue
             try:
                 await self._read_job(job_id, found, counts)
@@ -205,6 +208,11 @@ class JobBook:
             newest = await self._words.newest_pause(job_id, record.request_digest, newer)
             record = replace(record, pause=newest or record.pause)
         self._records[job_id] = replace(record, end=end)
+
+    async def _repeat_of_doubted(self, job_id: str, found: Mapping[str, float]) -> None:
+        """Whoever remembers that a job was called off, and ended by it, says the former at once where the store has lost both: who knows neither begins it meanwhile."""
+        if "end" not in found and self._read_tags.get(job_id) == self._tags[job_id]:
+            await self._words.repeat(job_id, self._records[job_id].request_digest, found)
 
     async def _read_anew(self, record: JobRecord, requested_at: float, counts: bool) -> JobRecord | None:
         """What is known of a job whose request is listed as another object than was read: a store that went back had lost it, and the name was given anew. Whoever

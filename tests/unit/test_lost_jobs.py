@@ -395,3 +395,41 @@ def test_what_nobody_signed_in_the_place_of_a_request_changes_no_job_that_is_kno
     shelf.store.rewind(keys.job_request("m", "j"), b"nothing")
     shelf.refresh(2)
     assert shelf.book.records["j"] == known
+
+
+def test_an_object_that_the_store_never_takes_holds_no_other_one_up() -> None:
+    """What was said of the job before it in the alphabet is refused in each look: of the jobs behind it nothing was ever stored again."""
+    shelf = Shelf()
+    lost = [keys.job_cancel("m", job_id) for job_id in "abcd"]
+    for job_id in "abcd":
+        shelf.submit(job_id)
+        shelf.call_off(job_id)
+    shelf.refresh()
+    for key in lost:
+        shelf.store.rewind(key, None)
+    shelf.damage(*lost[:2])
+    shelf.refresh(3)
+    assert [shelf.store.peek(key) is not None for key in lost] == [False, False, True, True]
+    shelf.damaged.keys.clear()
+    shelf.refresh(2)
+    assert all(map(shelf.store.peek, lost))
+
+
+def test_that_a_job_was_called_off_is_said_at_once_by_whoever_doubts_its_end() -> None:
+    """Who has just taken over knows neither, and begins it: for twenty looks nobody called it off again."""
+    shelf = Shelf()
+    shelf.submit("j", begins_with=shelf.manifest(1, HOLDER))
+    shelf.call_off("j")
+    shelf.refresh()
+    shelf.end("j")
+    shelf.refresh()
+    for lost in (key := keys.job_cancel("m", "j"), keys.job_end("m", "j")):
+        shelf.store.rewind(lost, None)
+    shelf.refresh()
+    assert shelf.book.records["j"].is_doubted
+    assert shelf.store.peek(key) is not None
+    shelf.store.rewind(key, None)
+    shelf.submit("j", begins_with=shelf.manifest(1, HOLDER))
+    shelf.refresh(MISSING_LOOKS - 2)
+    assert shelf.book.records["j"].is_doubted
+    assert shelf.store.peek(key) is None, "that is another job"
