@@ -176,13 +176,8 @@ class Worker:
         acting = self._acting
         return self._making.auditing(
             Auditor(acting.network_id, acting.pnode_id, self._key, lambda: self._delegation, self._registry),
-            clock=self._clock,
-            executor=self._executor,
-            pace=pace,
-            shards=self._shards,
-            done=self._audited,
-            group=group,
-        )
+            clock=self._clock, executor=self._executor, pace=pace, shards=self._shards, done=self._audited, group=group,
+        )  # fmt: skip
 
     def _new_crew(self, group: asyncio.TaskGroup, calls: MergeCalls, pace: Pace) -> Crew:
         outlets = Outlets(snapshot=self._snapshot, shards=self._shards, news=self._news.set, told=self._told)
@@ -378,9 +373,10 @@ async def _main(options: argparse.Namespace, making: Making) -> int:
 
     clock, key = SystemClock(), NodeKey.generate()
     logs.configure(level="info", as_json=False)
+    end = socket.socket(fileno=options.fd)
     try:
         crashpoints.arm(os.environ)
-        pipe = await LocalPipe.over(socket.socket(fileno=options.fd), local_pb2.ToWorker)
+        pipe = await LocalPipe.over(end, local_pb2.ToWorker)
         device = opened(options.device)
         tracing = TracingSettings(options.trace_endpoint, options.trace_share)
         registry = registry_with(options.components)
@@ -396,4 +392,7 @@ async def _main(options: argparse.Namespace, making: Making) -> int:
     except BaseExceptionGroup as group:
         sys.stderr.write(f"worker: {first_cause(group)!r}\n")
         return 1
+    finally:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)  # threads that hang keep the process, and who waits for the pipe's end keeps it open, closed or not
     return 0

@@ -15,7 +15,7 @@ import time
 from typing import Final
 
 ORPHAN_S: Final = 5.0
-"""A worker without a daemon that has not ended by itself within so many seconds is ended, whatever it does."""
+"""A worker without a daemon, or that is done, which has not ended by itself within so many seconds is ended, whatever it does."""
 
 
 def main() -> int:
@@ -34,7 +34,9 @@ def main() -> int:
 
 
 def _end_with(pipe: int, loaded: threading.Event) -> None:
-    """Ends this process once the daemon has closed its end: at once while it loads, which takes a minute on a busy machine and leaves nothing behind."""
+    """Ends this process once either end is shut, whatever threads wait for: at once while it loads, which takes a minute on a busy machine and leaves nothing
+    behind.
+    """
     poll = select.poll()
     poll.register(pipe, 0)  # that it was closed is told unasked
     poll.poll()
