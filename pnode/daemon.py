@@ -99,7 +99,9 @@ class Daemon:
     async def run(self) -> None:
         """Starts everything, serves until `request_stop`, hands over, and leaves no process behind."""
         name_node(self._key.node_id)
-        for remark in await asyncio.to_thread(self._shelf.load):
+        if (remarks := await self._shelf.loaded(self._stop)) is None:
+            return
+        for remark in remarks:
             self.journal.say("snapshot_damaged", self._key.node_id, remark)
         self._server.add(lambda server: add_MembershipServiceServicer_to_server(self._membership.servicer, server))
         control_port = await self._server.start(listened_host(self._settings), self._settings.control_port)
@@ -108,9 +110,7 @@ class Daemon:
             async with asyncio.TaskGroup() as group:
                 self._wire(group)
                 self._duties.load()
-                await self._membership.start(
-                    self._now.control_address, dht_host=self._settings.listen_host, dht_port=self._settings.dht_port
-                )
+                await self._membership.start(self._now.control_address, dht_host=self._settings.listen_host, dht_port=self._settings.dht_port)  # fmt: skip
                 await self._door.open(self._home.socket)
                 works = (
                     self._supervisor.run(), self._streams.run(), self._uploads.run(), self._tell(), self._watch(), self._halts.run(),

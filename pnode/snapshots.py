@@ -23,6 +23,7 @@ from dcnr.ids import Digest, check_digest, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import local_pb2, model_pb2
 from pnode.frames import intervals_of
+from pnode.disk import on_disk
 from pnode.home import read_message, write_atomically
 
 _SUFFIX = ".snapshot"
@@ -117,6 +118,15 @@ class Shelf:
                 damaged.append(held.note)
         self._held += sorted(intact, key=lambda held: held.order)
         return remarks + [_removed(note) for note in damaged]
+
+    async def loaded(self, stopped: asyncio.Event) -> list[str] | None:
+        """As `load`, which may take minutes; None where this is stopped before."""
+        try:
+            return await on_disk(self.load, stopped)
+        except Unavailable:
+            if stopped.is_set():
+                return None
+            raise
 
     def sweep(self, work: Path) -> None:
         """Removes from ``work`` what a dead worker left behind: spools, drafts, states that nobody was told of. For a thread, before the

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from dcnr import limits
 from dcnr.crashpoints import VARIABLE
@@ -271,9 +271,9 @@ class Supervisor:
             number = await on_disk(self._next_incarnation, self._stopping)
             self.worker = Worker(process.pid, number, first.hello, pipe)
             self.reason = ""
-            await self._on_up(self.worker)
+            await self._done(self._on_up(self.worker))
             while (message := await pipe.receive()) is not None:
-                await self._on_message(self.worker, message)
+                await self._done(self._on_message(self.worker, message))
         except DcnrError as error:  # a bad message, or a disk that takes no number: this worker ends, the daemon goes on
             return error.message
         return "the worker closed its end"
@@ -306,14 +306,25 @@ class Supervisor:
         with contextlib.suppress(Unavailable):
             self.last_words = await on_disk(lambda: _last_words(self._options.log_path, self._log_start), self._stopping)
 
+    async def _done(self, work: Awaitable[None]) -> None:
+        """Waits for what is done about a worker's word. Raises what it raises, and Unavailable where it has to be given up since this is stopped."""
+        if not await self._waited(working := asyncio.ensure_future(work)):
+            raise Unavailable("it is stopped while the disk stands still", code="disk_trouble")
+        working.result()
+
     async def _gone(self, process: WorkerProcess) -> None:
-        """Waits for a process that was killed. One that hangs in a disk no signal ends: nobody takes its place, and who is stopped waits for `KILLED_S`."""
-        ended, stopped = asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._stopping.wait())
+        """Waits for a process that was killed. One that hangs in a disk no signal ends, and nobody takes its place."""
+        await self._waited(asyncio.ensure_future(process.wait()))
+
+    async def _waited(self, work: asyncio.Future[Any]) -> bool:
+        """Whether it is done; what waits for a disk that stands still is not, and who is stopped waits for `KILLED_S`."""
+        stopped = asyncio.ensure_future(self._stopping.wait())
         try:
-            await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait((ended,), timeout=KILLED_S)
+            await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work,), timeout=KILLED_S)
+            return work.done()
         finally:
-            ended.cancel()
+            work.cancel()
             stopped.cancel()
 
     async def _spawn(self, theirs: socket.socket) -> WorkerProcess:

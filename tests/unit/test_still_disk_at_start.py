@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from socket import socket
@@ -20,15 +20,20 @@ from test_uploads import until
 
 from dcnr.settings import PNodeSettings
 from dcnr.system import SystemClock
+from dcnr.v1 import local_pb2
 from pnode.daemon import Daemon
 from pnode.entry import _numbered
 from pnode.home import Home
 from pnode.probe import Machine
 from pnode.reaching import Outside, Reaching
+from pnode.snapshots import Shelf
 from pnode.supervisor import Supervisor, WorkerOptions, WorkerProcess
 from pnode.telling import Condition
 from trust.in_force import InForce
 from vnode.registry import default_registry
+
+
+Heard = Callable[..., Awaitable[None]]
 
 
 class Failing(Greeting):
@@ -38,7 +43,9 @@ class Failing(Greeting):
         return 1
 
 
-def supervised(log: Path, started: list[Greeting], downs: list[str], kind: type[Greeting] = Greeting) -> Supervisor:
+def supervised(
+    log: Path, started: list[Greeting], downs: list[str], kind: type[Greeting] = Greeting, *, up: Heard = nothing, message: Heard = nothing
+) -> Supervisor:  # fmt: skip
     async def start(pipe: socket, arguments: Sequence[str], environment: Mapping[str, str], written: int) -> WorkerProcess:
         process = kind(pipe)
         await process.say_hello()
@@ -49,7 +56,7 @@ def supervised(log: Path, started: list[Greeting], downs: list[str], kind: type[
         downs.append(reason)
 
     options = WorkerOptions("127.0.0.1", 0, 1, "cpu", log, os.environ, start=start)
-    return Supervisor(options, next_incarnation=lambda: 1, on_up=nothing, on_message=nothing, on_down=down)
+    return Supervisor(options, next_incarnation=lambda: 1, on_up=up, on_message=message, on_down=down)
 
 
 def open_files() -> set[str]:
@@ -108,6 +115,53 @@ def test_the_last_words_of_a_worker_wait_for_the_disk_beside_the_loop(tmp_path: 
         assert mine.last_words == "OutOfMemoryError: too large"
         await mine.stop(within_s=0.01)
         await running
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("meant", ["up", "message"])
+def test_who_is_stopped_waits_for_no_disk_with_what_it_does_about_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meant: str
+) -> None:
+    """What the last worker left, or the note of a snapshot: the daemon went on for as long as the disk stood still, and said that it leaves."""
+    monkeypatch.setattr("pnode.supervisor.KILLED_S", 0.01)
+    started, downs = list[Greeting](), list[str]()
+
+    async def tidied(*_: object) -> None:
+        await asyncio.to_thread(os.rename, tmp_path / "a", tmp_path / "b")
+
+    async def story() -> None:
+        mine = supervised(tmp_path / "worker.log", started, downs, **{meant: tidied})
+        (tmp_path / "a").touch()
+        with standing_still(monkeypatch, tmp_path / "a", "rename") as disk:
+            running = asyncio.create_task(mine.run())
+            await until(lambda: mine.worker is not None)
+            if meant == "message":
+                await started[0].pipe.send(local_pb2.FromWorker(report=local_pb2.WorkerReport()))
+            await meets(disk)
+            assert not downs
+            await mine.stop(within_s=0.01)
+            await asyncio.wait([running], timeout=20)
+            assert downs
+        await running
+        await started[0].close()
+
+    asyncio.run(story())
+
+
+def test_who_is_stopped_before_it_has_read_what_lies_here_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads every state, which takes minutes of a slow disk."""
+    shelf, stopped = Shelf(tmp_path), asyncio.Event()
+    (tmp_path / f"{'a' * 64}.snapshot").write_bytes(b"")
+
+    async def story() -> None:
+        with standing_still(monkeypatch, tmp_path, "stat") as disk:
+            asking = asyncio.create_task(shelf.loaded(stopped))
+            await meets(disk)
+            assert not asking.done()
+            stopped.set()
+            assert await asking is None
+        assert await shelf.loaded(asyncio.Event()) is not None
 
     asyncio.run(story())
 
