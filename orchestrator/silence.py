@@ -179,10 +179,12 @@ def _presence(record: NodeRecord, now: float) -> Judgement:
         if now >= record.detached_at + REATTACH_GRACE_S:
             return Judgement(offline, f"its stream ended: {record.detached_reason}")
         return Judgement(suspect, f"its stream has just ended: {record.detached_reason}")
+    why = record.beat.worker_reason or "no reason given"
+    if record.beat.draining and record.worker_dead and record.worker_seen:
+        return Judgement(offline, f"it leaves politely, and its worker is gone: {why}")
     if record.beat.draining:
         return Judgement(orchestrator_pb2.NODE_STATE_DRAINING, "leaving politely")
     if record.worker_dead:
-        why = record.beat.worker_reason or "no reason given"
         if not record.worker_seen or not record.capability.accepts_work:
             return Judgement(orchestrator_pb2.NODE_STATE_JOINING, f"no worker yet: {why}")
         return Judgement(offline, f"its worker is gone: {why}")

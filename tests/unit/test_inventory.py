@@ -215,6 +215,23 @@ def test_who_leaves_keeps_what_it_hands_over_from_its_first_word_on() -> None:
     assert [offer.handing_over for offer in inventory.offers(2.0)] == [False], "everything is handed over"
 
 
+def test_a_worker_that_dies_while_its_machine_leaves_is_a_loss_at_once_too() -> None:
+    """Nothing more is handed over: without a change of its state what it owed was its siblings' only with the next review of the plan. It still leaves politely."""
+    inventory = living(A)
+    leaving = beat(draining=True)
+    leaving.replicas.add(replica="v1.7", vnode="v1", state=orchestrator_pb2.ASSIGNMENT_STATE_RELEASING)
+    inventory.beat(A, 1.0, leaving, 2.0)
+    assert state(inventory, 1.0) == DRAINING
+    leaving.worker_alive = False
+    inventory.beat(A, 1.5, leaving, 2.0)
+    assert [change.after for change in inventory.tick(1.5)] == [OFFLINE]
+    assert [(offer.handing_over, offer.num_losses, offer.awaited) for offer in inventory.offers(1.5)] == [(False, 0, frozenset())]
+    never_began = Inventory()
+    never_began.attached(A, 0.0)
+    never_began.beat(A, 0.0, beat(alive=False, draining=True), 2.0)
+    assert state(never_began, 0.0) == DRAINING
+
+
 def test_after_a_takeover_nodes_of_the_plan_get_time_to_attach() -> None:
     inventory = Inventory()
     inventory.expect(A, 100.0)
