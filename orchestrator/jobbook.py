@@ -210,14 +210,16 @@ class JobBook:
         self._records[job_id] = replace(record, end=end)
 
     async def _repeat_of_doubted(self, job_id: str, found: Mapping[str, float]) -> None:
-        """Whoever remembers that a job was called off, and ended by it, says the former at once where the store has lost both: who knows neither begins it meanwhile."""
+        """Whoever remembers that a job was called off, and ended by it, says the former at once where the store has lost both: who knows neither begins it
+        meanwhile.
+        """
         if "end" not in found and self._read_tags.get(job_id) == self._tags[job_id]:
             await self._words.repeat(job_id, self._records[job_id].request_digest, found)
 
     async def _read_anew(self, record: JobRecord, requested_at: float, counts: bool) -> JobRecord | None:
-        """What is known of a job whose request is listed as another object than was read: a store that went back had lost it, and the name was given anew. Whoever
-        slept meanwhile would decide by what it remembers, and store again what maintainers said of the former. None, or Unavailable raised: nobody here knows
-        what is asked for now, and only an active job goes on by what is remembered.
+        """What is known of a job whose request is listed as another object than was read: a store that went back had lost it, and the name was given anew.
+        Whoever slept meanwhile would decide by what it remembers, and store again what maintainers said of the former. None, or Unavailable raised: nobody here
+        knows what is asked for now, and only an active job goes on by what is remembered.
         """
         job_id, other = record.job_id, None
         try:

@@ -22,8 +22,8 @@ from dcnr.errors import Corrupt, DcnrError, Unavailable, disk_trouble
 from dcnr.ids import Digest, check_digest, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.v1 import local_pb2, model_pb2
-from pnode.frames import intervals_of
 from pnode.disk import on_disk
+from pnode.frames import intervals_of
 from pnode.home import read_message, write_atomically
 
 _SUFFIX = ".snapshot"

@@ -393,6 +393,7 @@ async def _main(options: argparse.Namespace, making: Making) -> int:
         sys.stderr.write(f"worker: {first_cause(group)!r}\n")
         return 1
     finally:
+        # threads that hang keep this process, and who waits for the pipe's end keeps it open, closed or not
         with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)  # threads that hang keep the process, and who waits for the pipe's end keeps it open, closed or not
+            end.shutdown(socket.SHUT_RDWR)
     return 0

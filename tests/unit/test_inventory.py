@@ -216,7 +216,7 @@ def test_who_leaves_keeps_what_it_hands_over_from_its_first_word_on() -> None:
 
 
 def test_a_worker_that_dies_while_its_machine_leaves_is_a_loss_at_once_too() -> None:
-    """Nothing more is handed over: without a change of its state what it owed was its siblings' only with the next review of the plan. It still leaves politely."""
+    """Nothing more is handed over: without a change of its state what it owed was its siblings' only with the next review of the plan. No loss is counted."""
     inventory = living(A)
     leaving = beat(draining=True)
     leaving.replicas.add(replica="v1.7", vnode="v1", state=orchestrator_pb2.ASSIGNMENT_STATE_RELEASING)

@@ -15,13 +15,14 @@ import pytest
 from merged_rig import FIRST_STATE, STAGE, Member, ratio_of, scaled, without_its_beginning
 from test_opening import DATA, NUM_BATCHES, REGISTRY, assigned
 
-from dcnr.errors import Refused
+from dcnr.errors import Corrupt, Refused
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
+from dcnr.v1 import model_pb2
 from pnode.anchors import Anchor
 from pnode.evidence import Interval
 from trust.envelope import digest_of_envelope
-from vnode.bundle import read_bundle
+from vnode.bundle import _KINDS, read_bundle
 from vnode.checks.claims import Claim, ClaimedStep
 from vnode.checks.opening import UNVERIFIABLE, open_claim, read_stated
 from vnode.checks.plan import checks_of_stage
@@ -203,6 +204,25 @@ def test_what_a_delta_was_measured_against_is_held_against_what_it_names(tmp_pat
         with pytest.raises(Refused) as raised:
             await other.opened(name)
         assert raised.value.code == UNVERIFIABLE
+        primary.books.close()
+        other.books.close()
+
+    run(scenario)
+
+
+def test_who_knows_nothing_of_what_a_delta_was_measured_against_can_judge_it_neither_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: software of before ignores what a delta names for it, and would replay it from its beginning alone, and accuse. It cannot read the evidence."""
+
+    async def scenario() -> None:
+        primary, other = await joined(tmp_path)
+        await other.delta(await primary.merge())
+        before = await other.gathered(other.named[0])
+        monkeypatch.setattr("vnode.bundle._KINDS", _KINDS - {model_pb2.EVIDENCE_KIND_MEASURED})
+        with pytest.raises(Corrupt) as raised, read_bundle(before):
+            pass
+        assert raised.value.code == "bad_bundle"
         primary.books.close()
         other.books.close()
 

@@ -32,7 +32,6 @@ from pnode.telling import Condition
 from trust.in_force import InForce
 from vnode.registry import default_registry
 
-
 Heard = Callable[..., Awaitable[None]]
 
 
