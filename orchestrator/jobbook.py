@@ -221,7 +221,8 @@ class JobBook:
         Whoever slept meanwhile would decide by what it remembers, and store again what maintainers said of the former. None, or Unavailable raised: nobody here
         knows what is asked for now, and only an active job goes on by what is remembered.
         """
-        job_id, other = record.job_id, None
+        job_id = record.job_id
+        other: JobRecord | None = None
         try:
             other = await self._read_request(job_id, requested_at, counts)
         finally:

@@ -130,7 +130,8 @@ def test_who_is_stopped_waits_for_no_disk_with_what_it_does_about_a_worker(
         await asyncio.to_thread(os.rename, tmp_path / "a", tmp_path / "b")
 
     async def story() -> None:
-        mine = supervised(tmp_path / "worker.log", started, downs, **{meant: tidied})
+        up, message = (tidied, nothing) if meant == "up" else (nothing, tidied)
+        mine = supervised(tmp_path / "worker.log", started, downs, up=up, message=message)
         (tmp_path / "a").touch()
         with standing_still(monkeypatch, tmp_path / "a", "rename") as disk:
             running = asyncio.create_task(mine.run())
