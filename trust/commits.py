@@ -96,9 +96,11 @@ def open_delta(envelope: identity_pb2.Envelope, place: Place) -> VerifiedDelta:
         raise Corrupt("a delta without readable weights", code="bad_delta")
     try:
         batches = IntervalSet.of(*((number, number + 1) for number in delta.batches))
-        replica, digest = check_replica_id(delta.replica), check_digest(delta.digest)
+        replica, digest, _ = check_replica_id(delta.replica), check_digest(delta.digest), check_digest(delta.anchor_digest)
+        for named in filter(None, (delta.measured_digest, delta.steps_digest)):
+            check_digest(named)
     except InvalidInput as error:
-        raise Corrupt(f"a delta with a bad name or number: {error.message}", code="bad_delta") from error
+        raise Corrupt(f"a delta with a bad name, digest or number: {error.message}", code="bad_delta") from error
     if vnode_of(replica) != delta.vnode:
         raise Corrupt("a delta of a replica for another VNode than its own", code="bad_delta")
     if not batches or len(batches) != len(delta.batches) or len(delta.losses) != len(delta.batches):
