@@ -64,6 +64,22 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenBack:
+    """An interval that doubts took back."""
+
+    number: int
+    """Its place in the chain."""
+    state: str
+    """The checkpoint before it."""
+    num_known: int
+    """So many intervals the chain knew then: what was named later has no part in it."""
+    at_s: float
+    """When."""
+    is_again: bool = False
+    """Whether what doubts took back before it went on from the same checkpoint, and it was learned since."""
+
+
+@dataclass(frozen=True, slots=True)
 class People:
     """Who is here now."""
 
@@ -76,7 +92,9 @@ class People:
     redundancy: Mapping[str, int] = field(default_factory=dict)
     """By VNode: executions that its graph asks for, the replica's own included."""
     broken: Mapping[str, str] = field(default_factory=dict)
-    """By VNode: the checkpoint from which its replica says that nothing can be learned, or before what doubts took back."""
+    """By VNode: the checkpoint from which its replica says that nothing can be learned."""
+    doubtful: Mapping[str, TakenBack] = field(default_factory=dict)
+    """By VNode: what doubts took back last."""
     recent: frozenset[str] = frozenset()
     """Intervals that were spared so lately that their evidence must be there."""
     left: Mapping[str, Sequence[Interval]] = field(default_factory=dict)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from dcnr import limits
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.audit_case import AUDIT_S, LONGEST_CHALLENGE_S
-from orchestrator.audit_doubters import doubtful_in
+from orchestrator.audit_doubters import Doubters
 from orchestrator.audit_events import People
 from orchestrator.builds import lacks
 from orchestrator.verdicts import behind_of
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from orchestrator.runtime import Shared
     from orchestrator.standings import Standings
 
-NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 HERE: Final = frozenset(
     (
         orchestrator_pb2.NODE_STATE_ACTIVE,
@@ -36,8 +34,8 @@ HERE: Final = frozenset(
 )
 
 
-def people_of(view: ModelView, shared: Shared, taken_back: Mapping[str, int] = NOTHING) -> People:
-    """As this orchestrator sees them now. ``taken_back``: what doubts took back (`orchestrator.audit_doubters`)."""
+def people_of(view: ModelView, shared: Shared, doubters: Doubters | None = None) -> People:
+    """As this orchestrator sees them now. ``doubters``: of its desk, if it has one."""
     now_s, candidates = shared.clock.wall(), dict[str, Candidate]()
     needs = view.job.needs if view.job is not None else frozenset[str]()
     for record in shared.inventory.nodes().values():
@@ -57,19 +55,20 @@ def people_of(view: ModelView, shared: Shared, taken_back: Mapping[str, int] = N
     verifiers = (Party(shared.key.node_id),) if can_look else ()
     stages, costs = (view.job.stages, view.job.costs) if view.job is not None else ((), ())
     redundancy = {stage.id: stage.redundancy for stage in stages}
-    doubtful = doubtful_in(view.chain.ledger, taken_back) if view.chain is not None else {}
-    broken = {**doubtful, **_broken(view, shared)}
-    recent = (
-        frozenset(spared_lately(view.chain.ledger, view.chain.chronicle.told, now_s)) if broken and view.chain else frozenset[str]()
-    )
-    behind = behind_of(costs) if broken else {}
-    ahead = {vnode: tuple(cost.vnode for cost in reversed(costs) if vnode in behind[cost.vnode]) for vnode in broken}
+    broken = _broken(view, shared)
+    doubters = doubters if doubters is not None and _has_time(view, LONGEST_CHALLENGE_S) else Doubters()
+    doubtful = dict(doubters.taken_back)
+    late, recent = {*broken, *doubtful}, frozenset[str]()
+    if view.chain is not None and (late or doubters.held):
+        recent = frozenset(spared_lately(view.chain.ledger, view.chain.chronicle.told, now_s))
+    behind = behind_of(costs) if late else {}
+    ahead = {vnode: tuple(cost.vnode for cost in reversed(costs) if vnode in behind[cost.vnode]) for vnode in late}
     parts = {vnode: frozenset(names) for vnode, names in involved.items()}
     looks_again = _has_time(view, 2 * AUDIT_S) and (can_look or any(one.state is State.ACTIVE for one in candidates.values()))
     found_out = frozenset(shared.standings.found_out_s(now_s - AGAIN_S)) if looks_again else frozenset[str]()
     num_batches = int(view.job.request.num_batches) if view.job is not None else 0
     left = left_of(view, shared.standings, now_s)
-    return People(candidates, verifiers, parts, redundancy, broken, recent, left, ahead, found_out, num_batches)
+    return People(candidates, verifiers, parts, redundancy, broken, doubtful, recent, left, ahead, found_out, num_batches)
 
 
 def left_of(view: ModelView, standings: Standings, now_s: float) -> dict[str, tuple[Interval, ...]]:

@@ -216,7 +216,7 @@ class Auditing:
             standings.chain(self._model, view.chain.told)
             self._keep_desk(view, now_s)
             if self._desk is not None:
-                people = people_of(view, self._shared, self._desk.doubters.taken_back)
+                people = people_of(view, self._shared, self._desk.doubters)
                 self._take_up(view.chain, self._desk)
                 self._desk.tick(people, now_s)
                 self._act(view)

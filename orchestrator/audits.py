@@ -240,7 +240,7 @@ class AuditDesk:
 
     def decisions(self) -> tuple[Decision, ...]:
         """Everything that is decided and that no manifest shows yet, by the interval's place in the chain."""
-        made = {name: case.decision for name, case in self._cases.items() if case.decision is not None}
+        made = {name: found for name, case in self._cases.items() if (found := self.doubters.let_go(case)) is not None}
         made |= self._again | self._found
         return tuple(sorted(made.values(), key=lambda one: self._ledger.intervals[one.interval].number))
 
@@ -308,15 +308,16 @@ class AuditDesk:
 
     def _decide(self, case: Case, decision: Decision) -> None:
         case.decision = decision
-        self.doubters.decided(case, decision)
+        self.doubters.decided(case, decision, self._ledger)
         for task_id in list(case.tasks):
             self._end_task(case, task_id)
         self._actions += self._accounts.settle()
 
     def _draw_late(self, now_s: float) -> None:
         """Spared intervals behind a state that nobody can learn from, and those of who was found out since, are audited after all; what these passed, again."""
-        for one in opened_late(self._ledger, self._people):
+        for one in opened_late(self._ledger, self._people, self.doubters.held):
             self._again.setdefault(one.interval, one)
+        self.doubters.look(self._ledger, self._cases, self._again, now_s)
         for name, auditor in self._accounts.passed_alone(self._people.found_out).items():
             lied = auditor in self._accounts.liars
             if self._verdict(name) is Verdict.PASSED and self._bundles.take_again(name, now_s, also_told=lied):

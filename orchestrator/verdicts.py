@@ -59,7 +59,9 @@ class Taken:
 
 
 def news(chain: Chain, decisions: Iterable[Decision]) -> list[Decision]:
-    """Those that the chain allows and does not say yet, one per interval, at most one failure or unverifiable one: it comes last."""
+    """Those that the chain allows and does not say yet, one per interval, at most one failure or unverifiable one: it comes last. A failure has precedence:
+    what goes back with an unverifiable one is looked at no more.
+    """
     found: dict[str, Decision] = {}
     back: list[Decision] = []
     for one in decisions:
@@ -74,6 +76,7 @@ def news(chain: Chain, decisions: Iterable[Decision]) -> list[Decision]:
             back.append(one)
         elif len(found) < MAX_AT_ONCE:
             found[one.interval] = one
+    back.sort(key=lambda one: one.verdict is not Verdict.FAILED)
     last = next((one for one in back if one.interval not in found), None)
     return [*found.values(), *((last,) if last is not None else ())]
 

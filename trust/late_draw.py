@@ -60,15 +60,18 @@ def backwards(ledger: Ledger, vnode: str, state: str = "") -> Iterator[Interval]
             yield ledger.intervals[name]
 
 
-def drawn_late(ledger: Ledger, vnodes: Sequence[str], state: str, recent: Collection[str]) -> tuple[str, ...]:
+def drawn_late(
+    ledger: Ledger, vnodes: Sequence[str], state: str, recent: Collection[str], num_known: int | None = None
+) -> tuple[str, ...]:
     """Which spared intervals are drawn now since nothing can be learned from ``state``, a checkpoint of the first of ``vnodes``; the others reach it.
 
-    ``recent``: those whose evidence must still be there by their age. None while enough are open, where the state counts no more, and where all are judged.
+    ``recent``: those whose evidence must still be there by their age; ``num_known``: of the first so many that the chain knows. None while enough are open,
+    where the state counts no more, and where all are judged.
     """
     if not any(one.digest == state for one in ledger.lines.get(vnodes[0], ())):
         return ()
     for vnode in vnodes:
-        found = list(backwards(ledger, vnode, state))
+        found = [one for one in backwards(ledger, vnode, state) if num_known is None or one.number < num_known]
         spared = [one.name for one in _spared(found) if one.name in recent]
         num_open = sum(one.verdict is Verdict.OPEN for one in found)
         if spared or num_open:

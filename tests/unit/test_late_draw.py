@@ -19,8 +19,8 @@ from dcnr.intervals import IntervalSet
 from dcnr.system import SystemClock
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.audit_case import SOLE_S
-from orchestrator.audit_doubters import doubtful_in
-from orchestrator.audit_events import Bundle, Decision, People, Report, SendChallenge, SendTask, Unshown, VerifyRecord, Word
+from orchestrator.audit_doubters import Doubters, begins_with
+from orchestrator.audit_events import Bundle, Decision, People, Report, SendChallenge, SendTask, TakenBack, Unshown, VerifyRecord, Word
 from orchestrator.audit_people import left_of, people_of
 from orchestrator.audits import AuditDesk
 from orchestrator.exits import ExitBook
@@ -178,6 +178,8 @@ class Network:
         self.desk = AuditDesk(Secret(b"k" * 32), Separation(single_host=True), lambda: f"{next(numbers):032x}")
         self.told: dict[str, str] = {}
         """Intervals audited late, with the finding."""
+        self.here, self.silent, self.ahead = dict(HERE), set[str](), dict[str, tuple[str, ...]]()
+        """``silent``: who shows no evidence, here or not, and what nobody answers for."""
         self.tells()
 
     def tells(self) -> None:
@@ -192,16 +194,19 @@ class Network:
         """One look of the holder: everybody answers, the verifier finds the truth, a manifest says what is decided. ``unclear``: where last bits grow."""
         self.now_s += SOLE_S / 2 if unclear else 1
         found = self.job.chain().ledger
-        states: dict[str, str] = {"a": name_of(broken)} if broken else doubtful_in(found, self.desk.doubters.taken_back)
+        states = {"a": name_of(broken)} if broken else {}
         out_s = {NODES[name]: self.now_s for name in found_out}
         behind = left_behind(found, self.job.chain().chronicle.told, out_s, self.now_s)
-        people = People(HERE, (VERIFIER,), broken=states, recent=frozenset(found.intervals), left=behind)
+        people = People(
+            self.here, (VERIFIER,), broken=states, doubtful=dict(self.desk.doubters.taken_back), recent=frozenset(found.intervals), left=behind,
+            ahead=self.ahead,
+        )  # fmt: skip
         self.desk.tick(people, self.now_s)
         for action in self.desk.take():
             match action:
-                case SendChallenge():
+                case SendChallenge() if action.pnode_id in self.here.keys() - self.silent:
                     self.desk.answered(action.pnode_id, action.interval, Bundle("e" * 64, 1), self.now_s)
-                case SendTask():
+                case SendTask() if action.interval not in self.silent:
                     word = Word.FAULT if action.interval in cheats else Word.DOUBT if action.interval in unclear else Word.PASS
                     self.told[action.interval] = word.value
                     self.desk.reported(
@@ -255,13 +260,14 @@ def test_where_rates_make_last_bits_grow_what_was_spared_is_looked_at_once_and_s
 def test_where_nothing_was_measured_nothing_is_drawn_for_that() -> None:
     network = Network("a-3")
     case = network.desk._cases[name_of("a-3")]
-    network.desk.doubters.decided(case, Decision(name_of("a-3"), Verdict.UNVERIFIABLE, "nobody has its inputs", Cause.UNVERIFIABLE))
-    assert not network.desk.doubters.taken_back
+    unshown = Decision(name_of("a-3"), Verdict.UNVERIFIABLE, "nobody has its inputs", Cause.UNVERIFIABLE)
+    network.desk.doubters.decided(case, unshown, found := network.job.chain().ledger)
+    assert not network.desk.doubters.held
     case.words["x"] = Report("t" * 32, "x", name_of("a-3"), Word.DOUBT)
-    network.desk.doubters.decided(case, Decision(name_of("a-3"), Verdict.PASSED, "two others found nothing"))
-    assert not network.desk.doubters.taken_back
-    assert doubtful_in(network.job.chain().ledger, {"c": 1}) == {}, "a VNode of another job"
-    assert doubtful_in(network.job.chain().ledger, {"a": 0}) == {"a": name_of("a0")}
+    network.desk.doubters.decided(case, Decision(name_of("a-3"), Verdict.PASSED, "two others found nothing"), found)
+    assert not network.desk.doubters.held
+    assert begins_with(found, replace(case.interval, vnode="c")) == "", "a VNode of another job"
+    assert begins_with(found, replace(case.interval, number=0)) == name_of("a0")
 
 
 def test_a_good_state_that_somebody_calls_broken_costs_each_interval_one_audit_and_nobody_anything() -> None:
@@ -352,7 +358,17 @@ def test_a_replica_of_the_plan_that_learns_nothing_finite_from_a_state_that_coun
     assert seen(num_unlearned=UNLEARNED - 1) == {}
     assert seen(checkpoint_digest=name_of("taken back")) == {}
     assert seen(replica="a.9") == {}, "it is in no plan"
-    assert people_of(view, shared, {"a": 0}).broken == {"a": name_of("a0")}, "before what doubts took back"
+    doubters = Doubters()
+    assert view.chain is not None
+    doubters.held = {name_of("a-1"): (view.chain.ledger.intervals[name_of("a-1")], 0.0)}
+    assert people_of(view, shared, doubters).recent
+    doubters.taken_back, doubters.held = {"a": TakenBack(0, name_of("a0"), 1, 0.0)}, {}
+    assert people_of(view, shared, doubters).doubtful == doubters.taken_back
+    assert people_of(view, shared, doubters).recent
+    head = model_pb2.Head(active=model_pb2.ActiveJob(state=model_pb2.JOB_STATE_SETTLING, settling_s=1))
+    request = JobFacts(model_pb2.JobRequest(num_batches=4), "0" * 64, model_pb2.ModelGraph(), b"", (), ())  # type: ignore[arg-type]
+    settling = replace(view, head=head, job=request)
+    assert not people_of(settling, shared, doubters).doubtful, "what is open when the job ends has no credit, nor what stands on it"
 
     assert people_of(view, shared).left == left_of(view, shared.standings, NOW_S) == {}
     assert not people_of(view, shared).found_out

@@ -1,0 +1,119 @@
+"""Goal: what doubts take back costs nobody but its maker: nothing of others is looked at without end, nobody who has left loses work for it, and who made the
+state in which last bits grow is looked at also where that came with the same checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from audited_rig import NODES, judged, name_of, piece
+from audited_rig import drawn as drawing
+from test_late_draw import Network
+
+from orchestrator.audit_doubters import HELD_S
+from orchestrator.audit_events import Decision
+from orchestrator.verdicts import news
+from trust.going_back import Cause
+from trust.late_draw import SPARED_KEPT_S
+from trust.ledger import Verdict
+
+DOUBTED = frozenset({name_of("a-3")})
+
+
+def rounds(network: Network, num: int, unclear: frozenset[str] = DOUBTED, *, cheats: Sequence[str] = ()) -> None:
+    for _ in range(num):
+        network.round("", frozenset(map(name_of, cheats)), unclear=unclear)
+
+
+def test_what_was_named_behind_a_doubt_is_not_drawn_for_it() -> None:
+    """A VNode before it goes on for days, and would be audited whole: by the verifier too."""
+    network = Network("a-3")
+    network.ahead = {"a": ("b",)}
+    rounds(network, 12)
+    assert network.verdict("b-1") is Verdict.PASSED, "it may have been the cause"
+    network.job.named(judged("b2", "b1", piece("b-2", 4, 8, "z"), held=[(0, 8)]))
+    network.tells()
+    rounds(network, 6)
+    assert network.verdict("b-2") is Verdict.SPARED
+    assert name_of("b-2") not in network.told
+    assert network.desk.doubters.taken_back
+    network.now_s += SPARED_KEPT_S
+    rounds(network, 1)
+    assert not network.desk.doubters.taken_back, "nothing is looked for any more whose evidence is gone"
+
+
+def test_nobody_who_has_left_is_asked_for_what_was_spared_before_a_doubt() -> None:
+    """It cannot show anything, and all that stands on its work would go back."""
+    network = Network("a-3")
+    del network.here[NODES["x"]]
+    rounds(network, 12)
+    assert [network.verdict(f"a-{number}") for number in (1, 2, 3)] == [Verdict.SPARED, Verdict.SPARED, Verdict.UNVERIFIABLE]
+    assert network.job.working("a")[0] == name_of("a2")
+
+
+def test_where_what_is_learned_anew_is_doubted_again_those_who_left_are_asked_too() -> None:
+    """Whoever made such a state and left would have the VNode stand still for ever."""
+    network = Network("a-3")
+    del network.here[NODES["x"]]
+    rounds(network, 12)
+    again = judged("a4", "a2", piece("a-4", 8, 12, "y", "a.1"), held=[(0, 12)], replica="a.8", node="y")
+    network.job.primaries["a"] = "a.8"
+    assert network.job.named(again, draw=drawing("a-4")).manifest is not None
+    network.tells()
+    rounds(network, 12, frozenset({name_of("a-4")}))
+    assert network.verdict("a-4") is Verdict.UNVERIFIABLE
+    assert [network.verdict(f"a-{number}") for number in (1, 2)] == [Verdict.SPARED, Verdict.UNVERIFIABLE], "one after another"
+    assert network.job.working("a")[0] == name_of("a1")
+
+
+def with_one_checkpoint_of_two() -> Network:
+    """x leads, and its a-4 is spared; y has learned a-5 from an anchor of it, and is drawn."""
+    network = Network()
+    both = piece("a-4", 12, 16), piece("a-5", 16, 20, "y", "a.1")
+    assert network.job.named(judged("a4", "a3", *both, held=[(0, 20)]), draw=drawing("a-5")).manifest is not None
+    network.tells()
+    return network
+
+
+def test_who_leads_and_lays_its_anchors_on_kinks_is_found_though_its_work_came_with_what_is_doubted() -> None:
+    network = with_one_checkpoint_of_two()
+    rounds(network, 12, frozenset({name_of("a-5")}), cheats=["a-4"])
+    assert network.told == {name_of("a-5"): "doubt", name_of("a-4"): "fault"}, "nothing before it is looked at"
+    assert (network.verdict("a-4"), network.verdict("a-5")) == (Verdict.FAILED, Verdict.DROPPED)
+
+
+def test_where_nobody_has_made_it_so_what_is_doubted_goes_back_as_soon_as_that_is_known() -> None:
+    network = with_one_checkpoint_of_two()
+    rounds(network, 12, frozenset({name_of("a-5")}))
+    assert network.told[name_of("a-4")] == "pass"
+    assert network.verdict("a-5") is Verdict.UNVERIFIABLE
+    assert network.verdict("a-4") is Verdict.DROPPED
+    assert network.job.working("a")[0] == name_of("a3")
+    assert not network.desk.doubters.held
+
+
+@pytest.mark.parametrize(("silent", "within_s"), [("", 300), (NODES["x"], HELD_S + 300), (name_of("a-4"), HELD_S + 300)])
+def test_what_is_doubted_goes_back_whatever_others_show(silent: str, within_s: float) -> None:
+    """Who leads is not here, or shows nothing, or nobody audits it."""
+    network = with_one_checkpoint_of_two()
+    network.silent.add(silent)
+    if not silent:
+        del network.here[NODES["x"]]
+    until_s = network.now_s + within_s
+    while network.verdict("a-5") is Verdict.OPEN and network.now_s < until_s:
+        rounds(network, 1, frozenset({name_of("a-5")}))
+    assert network.verdict("a-5") in (Verdict.UNVERIFIABLE, Verdict.DROPPED)
+    assert name_of("a4") not in network.job.line("a")
+
+
+def test_of_a_failure_and_what_takes_it_back_the_failure_comes_first() -> None:
+    """What went back is looked at no more: its maker would never be blamed."""
+    network = Network("a-2", "a-3")
+    network.job.named(judged("a4", "a3", piece("a-4", 12, 16, "z"), held=[(0, 16)]), draw=drawing("a-4"))
+    back = Decision(name_of("a-3"), Verdict.UNVERIFIABLE, "", Cause.UNVERIFIABLE)
+    failed = Decision(name_of("a-4"), Verdict.FAILED, "", Cause.FAULT, "e" * 64)
+    assert news(network.job.chain(), [back, failed]) == [failed]
+    network.job.named(decisions=[back, failed])
+    network.job.named(decisions=[back, failed])
+    assert (network.verdict("a-3"), network.verdict("a-4")) == (Verdict.UNVERIFIABLE, Verdict.FAILED)
