@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.detection import CASES
 from benchmarks.tolerance_cases import REGISTRY
+from dcnr.errors import Corrupt
 from dcnr.intervals import IntervalSet
 from trust.comparison import Comparison, judge
 from trust.overturned import Finding
@@ -108,6 +109,18 @@ def test_whoever_claims_what_is_many_times_too_large_makes_no_span_grow(wrong_at
     """A residual is told in units of what a run found: of one a thousand times that a last bit of this unit is as much as two machines are apart."""
     outcome = judge(compared(claimed(beginning(at_the_kink=False), wrong_at=wrong_at, factor=factor)), to_the_end=True)
     assert outcome.finding is Finding.FAULT
+
+
+def test_what_cannot_be_read_at_the_end_of_a_span_hides_no_fault_in_it() -> None:
+    """Whoever cheats would name a state that is none behind it, and show evidence that proves nothing."""
+    claim = claimed(beginning(at_the_kink=False), wrong_at=5)
+    unread = replace(claim, states={0: claim.states[0], NUM_STEPS: b"no state"})
+    compute = TwoSidedCompute(CASE.stage(), REGISTRY, num_batches=NUM_STEPS, seed=CASE.seed)
+    limits = checks_of_stage(CASE.stage(), REGISTRY).replay()
+    outcome = judge(replay(compute, SCHEMA, unread, limits, as_array=as_array))
+    assert outcome.finding is Finding.FAULT
+    with pytest.raises(Corrupt):
+        judge(replay(compute, SCHEMA, replace(unread, steps=done(claim.states[0]).steps), limits, as_array=as_array))
 
 
 def test_outputs_many_times_too_large_make_no_span_grow_either() -> None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dcnr.errors import Corrupt, InvariantBroken
+from dcnr.errors import Corrupt, DcnrError, InvariantBroken, RemoteFault
 from dcnr.intervals import IntervalSet
 from trust.comparison import Comparison
 from vnode.checks import residuals
@@ -84,15 +84,19 @@ class _Replay:
 
     def _steady(self, start: int, end: int, base: bytes) -> Generator[Comparison | None, None, bool]:
         """A span; whether anything can follow. Where last bits lead elsewhere in it its faults are doubts. What its first steps show is held against other last
-        bits of these steps alone: whoever cheats grossly is seen at the price of a few.
+        bits of these steps alone: whoever cheats grossly is seen at the price of a few. What cannot be read behind a fault is told after it.
         """
         span, told, faults = self._either_side(start, end, base), list[Comparison](), list[Comparison]()
         is_steady: bool | None = None
+        unread: DcnrError | None = None
         while True:
             try:
                 comparison = next(span)
             except StopIteration as ended:
                 goes_on: bool = ended.value
+                break
+            except (Corrupt, RemoteFault) as error:
+                unread = error
                 break
             if comparison is not None:
                 told.append(comparison)
@@ -108,6 +112,8 @@ class _Replay:
         if faults:
             is_steady = yield from self._holds(told, start, end, base)
             yield from faults if is_steady else map(doubted, faults)
+        if unread is not None:
+            raise unread
         return goes_on
 
     def _holds(self, told: Sequence[Comparison], start: int, end: int, base: bytes) -> Generator[None, None, bool]:
