@@ -22,14 +22,14 @@ from vnode.checks.replay import replay
 from vnode.checks.steadiness import FIRST_STEPS, doubted, has_led_elsewhere, may_have_grown, shaken
 from vnode.checks.torch_record import Entry, as_array, record
 from vnode.checks.torch_sides import TwoSidedCompute
-from vnode.state import parse, serialise
+from vnode.state import StateSchema, parse, serialise
 from vnode.torch_compute import TorchCompute
 from vnode.torch_stage import schema_of
 
 NUM_STEPS = 8
 [CASE] = [replace(case, num_steps=NUM_STEPS) for case in CASES if (case.name, case.optimizer) == ("conv_block", "sgd")]
 SCHEMA = schema_of(CASE.stage(), REGISTRY)
-SCALE = "w/component.norm.weight"
+SCALE, SHIFT = "w/component.norm.weight", "w/component.norm.bias"
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,10 @@ def beginning(*, at_the_kink: bool, place: int = 0, num_batches: int = NUM_STEPS
     if at_the_kink:
         scale[:num_channels] = 0.0
     return serialise(SCHEMA, info, {**values, SCALE: scale})
+
+
+def moved(state: bytes, seed: int = 0) -> bytes:
+    return shaken(state, SCHEMA, np.random.default_rng(seed))
 
 
 def done(first: bytes, entries: Sequence[Entry] | None = None, *, num_batches: int = NUM_STEPS) -> Claim:
@@ -155,19 +159,49 @@ def test_who_goes_on_from_a_state_that_somebody_has_laid_on_kinks_is_not_accused
     assert [(one.step, one.part, one.name) for one in found] == [(one.step, one.part, one.name) for one in untold]
 
 
+def test_nobody_lays_a_state_where_known_last_bits_lead_to_the_same_and_those_of_others_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever goes on from it would be accused by everybody who moves it in the way that its maker knows: here, of what scales a channel's values, those go down
+    that hold all of them below their ReLU.
+    """
+    info, values = parse(beginning(at_the_kink=False, place=PLACE, num_batches=LONG), SCHEMA)
+    scale, shift = values[SCALE].copy(), values[SHIFT].copy()
+    zeros = serialise(SCHEMA, info, {**values, SCALE: np.zeros_like(scale), SHIFT: np.zeros_like(shift)})
+    down = parse(moved(zeros), SCHEMA)[1][SHIFT] < 0
+    scale[down], shift[down] = 0.0, -3 * np.finfo(np.float32).smallest_subnormal
+    first = serialise(SCHEMA, info, {**values, SCALE: scale, SHIFT: shift})
+    entries = [replace(one, batch=one.batch + PLACE) for one in CASE.entries()]
+    claim, made = on_another_machine(first, entries, num_batches=LONG), list[bytes]()
+
+    def finding(seed: int | None) -> Finding:
+        def move(state: bytes, schema: StateSchema, rng: np.random.Generator) -> bytes:
+            made.append(shaken(state, schema, rng if seed is None else np.random.default_rng(seed)))
+            return made[-1]
+
+        monkeypatch.setattr("vnode.checks.replay.shaken", move)
+        return judge(compared(claim, num_batches=LONG), to_the_end=True).finding
+
+    assert (finding(0), finding(1)) == (Finding.FAULT, Finding.DOUBT), "as its maker knew them, and others"
+    made.clear()
+    finding(None)
+    finding(None)
+    assert len(set(made)) == len(made) > 1, "nobody knows them"
+
+
 def test_the_largest_numbers_are_moved_to_numbers() -> None:
     """A state that cannot be moved would keep its maker from being accused of anything."""
     info, values = parse(CASE.first(), SCHEMA)
     largest = np.finfo(np.float32).max
     scale = np.resize(np.array([largest, -largest], np.float32), values[SCALE].shape)
-    found = parse(shaken(serialise(SCHEMA, info, {**values, SCALE: scale}), SCHEMA), SCHEMA)[1][SCALE]
+    found = parse(moved(serialise(SCHEMA, info, {**values, SCALE: scale})), SCHEMA)[1][SCALE]
     assert (np.abs(found) == np.nextafter(largest, np.float32(0.0))).all()
     assert (np.sign(found) == np.sign(scale)).all()
 
 
 def test_a_shaken_state_differs_in_last_bits_of_its_weights_alone() -> None:
     first = CASE.first()
-    before, after = parse(first, SCHEMA)[1], parse(shaken(first, SCHEMA), SCHEMA)[1]
+    before, after = parse(first, SCHEMA)[1], parse(moved(first), SCHEMA)[1]
     for name, value in before.items():
         if name.startswith("w/"):
             assert (after[name] != value).all()
@@ -175,7 +209,7 @@ def test_a_shaken_state_differs_in_last_bits_of_its_weights_alone() -> None:
             assert np.allclose(after[name], value, rtol=2e-7, atol=1e-40)
         else:
             assert np.array_equal(after[name], value)
-    assert shaken(first, SCHEMA) == shaken(first, SCHEMA)
+    assert moved(first) == moved(first) != moved(first, seed=1)
 
 
 def figure(residual: float, *, step: int = FIRST_STEPS, part: str = "loss") -> Comparison:

@@ -35,7 +35,7 @@ def replay(
     with values next to a kink on their other side, and passes where that explains it. That takes at most `vnode.checks.sides.searched_steps` more steps,
     whatever is claimed.
 
-    A span with a fault is run once more from last bits that are moved, and where these lead elsewhere on this machine as well its faults are doubts
+    A span with a fault is run once more from last bits that are moved, each time by others, and where these lead elsewhere on this machine as well its faults are doubts
     (`vnode.checks.steadiness`): each span takes at most two runs more for that.
 
     Raises Corrupt where the claim's form does not hold, a state is none of this stage and job, or its states are further apart than the tolerances
@@ -60,6 +60,7 @@ class _Replay:
         self._compute, self._schema, self._claim = compute, schema, claim
         self._tolerances, self._as_array = tolerances, as_array
         self._has_bulk = "bulk" in tolerances.by_part
+        self._rng = np.random.default_rng()
         self._budget = Budget(len(claim.steps))
         self._sides: Sides = frozenset()
         """That were taken in the span that is compared."""
@@ -118,7 +119,7 @@ class _Replay:
 
     def _holds(self, told: Sequence[Comparison], start: int, end: int, base: bytes) -> Generator[None, None, bool]:
         """Whether a span comes to what was told of it from other last bits as well."""
-        for mine, other in zip(told, self._taking(start, end, shaken(base, self._schema)), strict=False):
+        for mine, other in zip(told, self._taking(start, end, shaken(base, self._schema, self._rng)), strict=False):
             if has_led_elsewhere(mine, other):
                 return False
             yield None

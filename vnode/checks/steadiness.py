@@ -31,10 +31,12 @@ def may_have_grown(comparison: Comparison) -> bool:
     return comparison.ratio > DOUBT_FACTOR and math.isfinite(comparison.residual)
 
 
-def shaken(state: bytes, schema: StateSchema) -> bytes:
-    """The same state, with each weight one unit in the last place up or down: the same bytes everywhere. The largest numbers go down. Raises Corrupt."""
+def shaken(state: bytes, schema: StateSchema, rng: np.random.Generator) -> bytes:
+    """The same state, with each weight one unit in the last place up or down. The largest numbers go down. Raises Corrupt.
+
+    ``rng``: nobody may know beforehand what it draws: whoever makes a state could lay it where these bits lead to the same and those of other machines do not.
+    """
     info, values = parse(state, schema)
-    rng = np.random.default_rng(0)
     moved = {
         name: _beside(value, rng) if name.startswith("w/") and value.dtype.kind == "f" else value for name, value in values.items()
     }
