@@ -20,7 +20,18 @@ from dcnr.system import SystemClock
 from dcnr.v1 import model_pb2, orchestrator_pb2
 from orchestrator.audit_case import SOLE_S
 from orchestrator.audit_doubters import Doubters, begins_with
-from orchestrator.audit_events import Bundle, Decision, People, Report, SendChallenge, SendTask, TakenBack, Unshown, VerifyRecord, Word
+from orchestrator.audit_events import (
+    Bundle,
+    Decision,
+    People,
+    Report,
+    SendChallenge,
+    SendTask,
+    TakenBack,
+    Unshown,
+    VerifyRecord,
+    Word,
+)
 from orchestrator.audit_people import left_of, people_of
 from orchestrator.audits import AuditDesk
 from orchestrator.exits import ExitBook

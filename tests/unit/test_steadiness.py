@@ -162,8 +162,8 @@ def test_who_goes_on_from_a_state_that_somebody_has_laid_on_kinks_is_not_accused
 def test_nobody_lays_a_state_where_known_last_bits_lead_to_the_same_and_those_of_others_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever goes on from it would be accused by everybody who moves it in the way that its maker knows: here, of what scales a channel's values, those go down
-    that hold all of them below their ReLU.
+    """Whoever goes on from it would be accused by everybody who moves it in the way that its maker knows: here, what is added to a channel's values goes
+    down, and holds all of them below their ReLU.
     """
     info, values = parse(beginning(at_the_kink=False, place=PLACE, num_batches=LONG), SCHEMA)
     scale, shift = values[SCALE].copy(), values[SHIFT].copy()

@@ -35,8 +35,8 @@ def replay(
     with values next to a kink on their other side, and passes where that explains it. That takes at most `vnode.checks.sides.searched_steps` more steps,
     whatever is claimed.
 
-    A span with a fault is run once more from last bits that are moved, each time by others, and where these lead elsewhere on this machine as well its faults are doubts
-    (`vnode.checks.steadiness`): each span takes at most two runs more for that.
+    A span with a fault is run once more from last bits that are moved, each time others, and where these lead elsewhere on this machine as well its faults
+    are doubts (`vnode.checks.steadiness`): each span takes at most two runs more for that.
 
     Raises Corrupt where the claim's form does not hold, a state is none of this stage and job, or its states are further apart than the tolerances
     reach, and RemoteFault for inputs that the stage cannot take: who is to blame for these is decided by whoever built the claim.
