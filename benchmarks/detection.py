@@ -23,6 +23,7 @@ from itertools import count, cycle
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 
 from benchmarks.kept import Kept, judging, key_of
@@ -224,8 +225,9 @@ def _recorded(case: Case, behaviour: Behaviour, codec: str, checks: StageChecks,
 def _replayed(case: Case, claim: Claim, *, to_the_end: bool = False) -> float:
     stage = case.stage()
     honest = TwoSidedCompute(stage, REGISTRY, num_batches=case.num_steps, seed=case.seed)
-    limits = checks_of_stage(stage, REGISTRY).replay()
-    return _ratio(judge(replay(honest, schema_of(stage, REGISTRY), claim, limits, as_array=as_array), to_the_end=to_the_end))
+    limits, rng = checks_of_stage(stage, REGISTRY).replay(), np.random.default_rng(case.seed)
+    found = replay(honest, schema_of(stage, REGISTRY), claim, limits, as_array=as_array, rng=rng)
+    return _ratio(judge(found, to_the_end=to_the_end))
 
 
 def _ratio(outcome: Outcome) -> float:

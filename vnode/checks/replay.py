@@ -27,8 +27,9 @@ from vnode.vocabulary import Mode
 
 
 def replay(
-    compute: Compute, schema: StateSchema, claim: Claim, tolerances: Tolerances, *, as_array: Callable[[Tensor], Array] = np.asarray
-) -> Iterator[Comparison]:
+    compute: Compute, schema: StateSchema, claim: Claim, tolerances: Tolerances, *, as_array: Callable[[Tensor], Array] = np.asarray,
+    rng: np.random.Generator | None = None,
+) -> Iterator[Comparison]:  # fmt: skip
     """Runs each span between two claimed states from the first of them, merges included, and compares what comes out with what was claimed.
 
     A ``compute`` that is `vnode.checks.sides.TwoSided` does not take its own last bits for the only ones: what is over a tolerance is computed again
@@ -36,31 +37,33 @@ def replay(
     whatever is claimed.
 
     A span with a fault is run once more from last bits that are moved, each time others, and where these lead elsewhere on this machine as well its faults
-    are doubts (`vnode.checks.steadiness`): each span takes at most two runs more for that.
+    are doubts (`vnode.checks.steadiness`): each span takes at most two runs more for that. ``rng`` says how they are moved; None: nobody can know.
 
     Raises Corrupt where the claim's form does not hold, a state is none of this stage and job, or its states are further apart than the tolerances
     reach, and RemoteFault for inputs that the stage cannot take: who is to blame for these is decided by whoever built the claim.
     """
-    pieces = replay_in_pieces(compute, schema, claim, tolerances, as_array=as_array)
+    pieces = replay_in_pieces(compute, schema, claim, tolerances, as_array=as_array, rng=rng)
     return (comparison for comparison in pieces if comparison is not None)
 
 
 def replay_in_pieces(
-    compute: Compute, schema: StateSchema, claim: Claim, tolerances: Tolerances, *, as_array: Callable[[Tensor], Array] = np.asarray
-) -> Iterator[Comparison | None]:
+    compute: Compute, schema: StateSchema, claim: Claim, tolerances: Tolerances, *, as_array: Callable[[Tensor], Array] = np.asarray,
+    rng: np.random.Generator | None = None,
+) -> Iterator[Comparison | None]:  # fmt: skip
     """As `replay`. None: nothing is known yet. The caller may do something else, or give up, after each: between two of them one batch is learned at most."""
     claim.check()
-    return _Replay(compute, schema, claim, tolerances, as_array).run()
+    return _Replay(compute, schema, claim, tolerances, as_array, np.random.default_rng() if rng is None else rng).run()
 
 
 class _Replay:
     def __init__(
-        self, compute: Compute, schema: StateSchema, claim: Claim, tolerances: Tolerances, as_array: Callable[[Tensor], Array]
-    ) -> None:
+        self, compute: Compute, schema: StateSchema, claim: Claim, tolerances: Tolerances, as_array: Callable[[Tensor], Array],
+        rng: np.random.Generator,
+    ) -> None:  # fmt: skip
         self._compute, self._schema, self._claim = compute, schema, claim
         self._tolerances, self._as_array = tolerances, as_array
         self._has_bulk = "bulk" in tolerances.by_part
-        self._rng = np.random.default_rng()
+        self._rng = rng
         self._budget = Budget(len(claim.steps))
         self._sides: Sides = frozenset()
         """That were taken in the span that is compared."""
