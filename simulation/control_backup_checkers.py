@@ -44,6 +44,9 @@ class BackupCheckers:
         self.highest_epoch = highest_epoch
         there = self._world.head()
         assert there is not None
+        self._knew = {  # a second copy may have brought back what the first one lacked
+            node_id: known for node_id, known in self._knew.items() if known[1] > there.epoch or known[2] > there.sequence
+        }
         for shell in self._world.honest():
             head = shell.runtime.head if shell.is_alive else None
             if head is not None and (head.epoch > there.epoch or head.sequence > there.sequence):
