@@ -28,7 +28,7 @@ class SeenHeads:
     def __init__(self, times: HeadTimes) -> None:
         self._times = times
         self.newest: Place = (0, 0)
-        """The highest epoch, and the highest sequence, of any: a takeover is above both, since PNodes obey neither a lower epoch nor a lower sequence."""
+        """The highest epoch, and the highest sequence, of any: a takeover is above both, since nobody may take one for older than another."""
         self.floor: Place = (0, 0)
         """What is older was read late, unless the store has gone back: then from there on the head that it has counts."""
         self._older: Watch | None = None

@@ -78,12 +78,13 @@ class Authority:
 
     def __init__(
         self, *, network_id: str, pnode_id: NodeId, model: str, orchestrators: Callable[[], Collection[str]],
-        term: Term | None = None, desired_sequence: int = 0, head: model_pb2.Head | None = None,
+        term: Term | None = None, head: model_pb2.Head | None = None,
     ) -> None:  # fmt: skip
         self._network_id, self._pnode_id, self._model = network_id, pnode_id, model
         self._orchestrators = orchestrators
         self.term = term
-        self.desired_sequence = desired_sequence
+        self.newest: tuple[int, int] = (0, 0)
+        """Epoch and sequence of the desired state that is in force. In a store that went back a later term may have lower sequences than the one before."""
         self.head = head
         self._pending: dict[NodeId, model_pb2.DesiredState] = {}
 
@@ -121,7 +122,7 @@ class Authority:
                 return [Ignored("not_yet", f"the head read names epoch {term.epoch}, {self.term.epoch} is known")]
             if term.epoch == self.term.epoch and term.holder != self.term.holder:
                 return [Ignored("second_holder", f"epoch {term.epoch} belongs to {self.term.holder}, not to {term.holder}")]
-        if self.head is None or head.sequence > self.head.sequence:
+        if self.head is None or _place(head) > _place(self.head):
             self.head = head
         self.term = term
         waiting, self._pending = self._pending, {}
@@ -137,7 +138,7 @@ class Authority:
 
     def applied(self, desired: model_pb2.DesiredState) -> None:
         """The desired state was persisted: older ones are stale from now on."""
-        self.desired_sequence = max(self.desired_sequence, int(desired.sequence))
+        self.newest = max(self.newest, _place(desired))
 
     @property
     def unconfirmed(self) -> tuple[Term, ...]:
@@ -145,6 +146,13 @@ class Authority:
         return tuple(Term(int(self._pending[key].epoch), key) for key in sorted(self._pending))
 
     def _newer(self, desired: model_pb2.DesiredState) -> Verdict:
-        if desired.sequence <= self.desired_sequence:
-            return Ignored("stale", f"sequence {desired.sequence} is not above {self.desired_sequence}")
+        if _place(desired) <= self.newest:
+            return Ignored(
+                "stale", f"epoch {desired.epoch}, sequence {desired.sequence} is not above {self.newest[0]}, {self.newest[1]}"
+            )
         return Accepted(desired)
+
+
+def _place(one: model_pb2.Head | model_pb2.DesiredState) -> tuple[int, int]:
+    """In which order heads, and desired states, of confirmed terms count."""
+    return int(one.epoch), int(one.sequence)

@@ -101,7 +101,7 @@ class Duties:
         term = entry.authority.term
         if term is not None and term == Term(int(head.epoch), signer.node_id):
             known = entry.authority.head
-            if known is None or head.sequence > known.sequence:
+            if known is None or (head.epoch, head.sequence) > (known.epoch, known.sequence):
                 entry.authority.head = head
             if (news := (term.epoch, int(head.sequence))) > entry.news:
                 entry.news = news

@@ -34,7 +34,7 @@ class ControlCheckers(VolunteerCheckers):
 
     def __init__(self, world: ControlWorld) -> None:
         super().__init__(world)
-        self._sequences: dict[str, int] = {}
+        self._newest: dict[str, tuple[int, int]] = {}
         self._known_terms: dict[tuple[str, int], int] = {}
         self._at_work: list[tuple[PNodeShell, WorkerModel, Replica, int]] = []
         self._waiting_since: dict[str, float] = {}
@@ -61,7 +61,7 @@ class ControlCheckers(VolunteerCheckers):
     def died(self, pnode: PNodeShell, *, kept_disk: bool) -> None:
         """A machine died; what it had persisted is gone with its disk."""
         if not kept_disk:
-            self._sequences.pop(pnode.node_id, None)
+            self._newest.pop(pnode.node_id, None)
             self.pauses.died(pnode)
 
     # ---- PNodes ----------------------------------------------------------------------------------------------------------
@@ -83,9 +83,9 @@ class ControlCheckers(VolunteerCheckers):
         world.require(landed == expected, "obeys", f"{who}: sequence {desired.sequence} instead of {landed}")
         is_stored = self.backups.has_held(keys.desired(MODEL, desired.plan_digest, pnode.node_id), data)
         world.require(is_stored, "delivered_unchanged", f"{who}: not the stored desired state")
-        last = self._sequences.get(pnode.node_id, 0)
-        world.require(int(desired.sequence) > last, "obeys_older", f"{who}: sequence {desired.sequence} after {last}")
-        self._sequences[pnode.node_id] = int(desired.sequence)
+        last, now = self._newest.get(pnode.node_id, (0, 0)), (int(desired.epoch), int(desired.sequence))
+        world.require(now > last, "obeys_older", f"{who}: sequence {desired.sequence} after epoch {last[0]}, sequence {last[1]}")
+        self._newest[pnode.node_id] = now
         self.pauses.told(pnode, desired)
         self.num_obeyed += 1
 
@@ -117,7 +117,7 @@ class ControlCheckers(VolunteerCheckers):
             return ()
         authority = entry.authority
         waiting = tuple(sorted(authority._pending))
-        return authority.term, authority.desired_sequence, authority.head.sequence if authority.head else 0, waiting
+        return authority.term, authority.newest, authority.head.sequence if authority.head else 0, waiting
 
     def _term(self, pnode: PNodeShell) -> None:
         entry = pnode.duties._models.get(MODEL)

@@ -66,9 +66,9 @@ def test_a_fresh_orchestrator_is_obeyed_though_pnodes_know_a_newer_head(epochs_a
             fresh.start()
             pnode = NodeId(made.workers[0].node_id)
             obeys = Authority(
-                network_id=made.policy.network_id, pnode_id=pnode, model=MODEL, orchestrators=lambda: [old.shared.key.node_id],
-                desired_sequence=int(newer.sequence),
+                network_id=made.policy.network_id, pnode_id=pnode, model=MODEL, orchestrators=lambda: [old.shared.key.node_id]
             )  # fmt: skip
+            obeys.applied(model_pb2.DesiredState(epoch=newer.epoch, sequence=newer.sequence))
             obeys.head_read(newer, NodeId(newer.holder), Source.OWN_GET)
             await until(lambda: fresh.runtime.is_holder, "the fresh one holds the head")
             fresh.runtime.shown(envelope)

@@ -65,7 +65,7 @@ def pnodes_go_back_with_the_store(patch: pytest.MonkeyPatch) -> None:
 
     def down(self: Authority, head: model_pb2.Head, signer: NodeId, source: Source) -> list[Verdict]:
         if self.term is not None and head.epoch < self.term.epoch:
-            self.term, self.desired_sequence, source = None, 0, Source.OWN_GET
+            self.term, self.newest, source = None, (0, 0), Source.OWN_GET
         return read(self, head, signer, source)
 
     patch.setattr(Authority, "head_read", down)

@@ -100,6 +100,19 @@ def test_lower_epochs_and_older_sequences_are_stale_never_a_step_back() -> None:
     assert state.term == Term(5, B)
 
 
+def test_in_a_later_term_a_lower_sequence_is_newer_for_plans_and_for_heads() -> None:
+    """A store that went back lost writes that this PNode heard of, and no orchestrator: the next term begins with fewer, and its plan was obeyed by nobody."""
+    state = authority()
+    state.head_read(head(A, 1, 152), A, Source.OWN_GET)
+    state.applied(desired(A, 1, 151))
+    state.head_read(head(B, 2, 140), B, Source.OWN_GET)
+    assert state.head == head(B, 2, 140)
+    newest = desired(B, 2, 141)
+    assert isinstance(state.offered(newest, B), Accepted)
+    state.applied(newest)
+    assert isinstance(state.offered(desired(B, 2, 140), B), Ignored)
+
+
 def test_a_signature_in_anothers_name_is_refused() -> None:
     state = authority()
     state.head_read(head(A, 1), A, Source.OWN_GET)
