@@ -161,6 +161,7 @@ class Forger:
         facts: dict[str, Any] = {
             "network_id": NETWORK_ID, "model": MODEL, "job_id": JOB, "vnode": "s1", "replica": "s1.2", "incarnation": self.incarnation, "sequence": 1,
             "batches": [150, 151], "losses": [1.0, 1.0], "codec": "raw", "digest": digest_of(data), "size_bytes": len(data),
+            "anchor_digest": digest_of(b"anchor"),
         }  # fmt: skip
         facts.update(changes)
         message = model_pb2.Delta(delegation=self.delegation(delegated), **facts)
