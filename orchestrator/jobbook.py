@@ -124,7 +124,7 @@ class JobBook:
             kinds.setdefault(job_id, {})[kind] = row.last_modified
             if kind == "request":
                 tags[job_id] = row.etag
-        self._tags = tags
+        self._tags, self._read_tags = tags, {job_id: tag for job_id, tag in self._read_tags.items() if job_id in self._records}
         self._listed = frozenset(job_id for job_id, found in kinds.items() if "request" in found and not _bad_name(job_id))
         self._needed = needed if counts else self._needed
         self._unread = {job_id: known for job_id, known in self._unread.items() if job_id in kinds}
