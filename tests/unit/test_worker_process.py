@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-LIMIT_S = 60.0
+BEGIN_S, END_S = 60.0, 30.0
 FAILS = "import os, threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\nos.write({at}, b'.')\nraise ValueError('of no use')\n"
 STANDS_STILL = "import os, time\nos.write({at}, b'.')\ntime.sleep(600)\n"
 SOON = "import sys\nfrom pnode import worker_process\nworker_process.ORPHAN_S = 0.1\nsys.exit(worker_process.main())\n"
@@ -32,7 +32,7 @@ def started(still: Path, path: list[str], *arguments: str) -> Iterator[tuple[sub
     theirs.close()
     os.close(tells)
     try:
-        assert select.select([told], [], [], LIMIT_S)[0]
+        assert select.select([told], [], [], BEGIN_S)[0]
         assert os.read(told, 1) == b".", "it has come so far"
         yield process, ours
     finally:
@@ -51,7 +51,7 @@ def test_a_worker_that_stands_still_ends_with_its_daemon(tmp_path: Path, while_l
     with started(still, path, *(() if while_loading else ("--components", str(still)))) as (process, ours):
         assert process.poll() is None
         ours.close()
-        assert process.wait(LIMIT_S) == 0
+        assert process.wait(END_S) == 0
 
 
 def test_a_worker_that_fails_is_heard_to_end_and_ends_whatever_its_threads_wait_for(tmp_path: Path) -> None:
@@ -59,6 +59,6 @@ def test_a_worker_that_fails_is_heard_to_end_and_ends_whatever_its_threads_wait_
     own = tmp_path / "own.py"
     own.write_text(FAILS)
     with started(own, sys.path, "--components", str(own)) as (process, ours):
-        ours.settimeout(LIMIT_S)
+        ours.settimeout(END_S)
         assert ours.recv(1) == b""
-        assert process.wait(LIMIT_S) == 0
+        assert process.wait(END_S) == 0
