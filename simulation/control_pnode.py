@@ -20,6 +20,7 @@ from pnode.headcheck import HeadCheck
 from pnode.home import Home
 from pnode.orders import HostingOptions
 from pnode.provision import Provisioner
+from simulation.control_confirming import KnownOrchestrators
 from simulation.control_disk import Disk, SimPath
 from simulation.control_identity import MODEL, STORE_ADDRESS
 from simulation.control_loop import ProcessLoop
@@ -63,43 +64,6 @@ class StreamEnd:
     def on_broken(self) -> None:
         """The stream is over."""
         self.over = True
-
-
-class Dialled:
-    """What `HeadCheck` needs of an orchestrator's connection."""
-
-    def __init__(self, pnode: PNodeShell, orchestrator: NodeId) -> None:
-        self._pnode, self._orchestrator = pnode, orchestrator
-        self.channel: Any = _Channel()
-
-    async def call(self, method: str, request: Any, *, timeout_s: float) -> Any:
-        """ConfirmHead."""
-        data = await self._pnode.world.ask_orchestrator(
-            self._pnode.process, self._orchestrator, "confirm_head", request.SerializeToString(), timeout_s
-        )
-        return orchestrator_pb2.ConfirmHeadResponse.FromString(data)
-
-
-class _Channel:
-    """Gives a stub the names of its methods."""
-
-    def __getattr__(self, _kind: str) -> Any:
-        return lambda path, **_codecs: path
-
-
-class _Known:
-    """What `HeadCheck` needs of `dcnr.client.Orchestrators`."""
-
-    def __init__(self, pnode: PNodeShell) -> None:
-        self._pnode = pnode
-
-    def known(self) -> list[tuple[NodeId, tuple[str, ...]]]:
-        """All listed ones, in this PNode's own order."""
-        return [(node_id, ("127.0.0.1:1",)) for node_id in self._pnode.orchestrators()]
-
-    async def connection(self, node_id: NodeId, _addresses: object) -> Dialled:
-        """A connection; calls find out whether it works."""
-        return Dialled(self._pnode, node_id)
 
 
 class PNodeShell:
@@ -180,7 +144,7 @@ class PNodeShell:
         self.allowed = allowed
         self._inbox: asyncio.Queue[tuple[NodeId, bytes, orchestrator_pb2.OrchestratorMessage]] = asyncio.Queue(256)
         async with asyncio.TaskGroup() as group:
-            known: Any = _Known(self)
+            known: Any = KnownOrchestrators(self)
             shelf: Any = self.worker
             fetch: Any = self._fetch
             rule = AddressRule(stores=(f"http://{STORE_ADDRESS}",))
