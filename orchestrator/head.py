@@ -84,6 +84,8 @@ class HeadCore:
         self._busy: Get | Put | None = None
         self._sent_at = 0.0
         self._must_read = True
+        self._is_behind = False
+        """Whether the store's last answer was older than what is known here: it may have gone back, and then this term is in it no more."""
         self._next_poll = -math.inf
         self._next_put = -math.inf
         self._wall_unix_ms = 0
@@ -128,8 +130,10 @@ class HeadCore:
         return len(self._queue)
 
     def is_holder(self, now: float) -> bool:
-        """Whether this process may decide: it may hold the head, won this term itself and sent its last successful renewal less than 0.8 TTL ago."""
-        return self._epoch is not None and self._may_hold() and now < self._renewed_at + self._times.stop_s
+        """Whether this process may decide: it may hold the head, won this term itself, sent its last successful renewal less than 0.8 TTL ago, and has not read
+        an older head since.
+        """
+        return self._epoch is not None and not self._is_behind and self._may_hold() and now < self._renewed_at + self._times.stop_s
 
     def is_orphaned(self, now: float) -> bool:
         """Whether nobody has written the head for as long as any taker waits, or ever: as far as it could be read."""
@@ -209,6 +213,8 @@ class HeadCore:
         if self._known is not None and event.etag == self._known.etag and event.data == self._known.data:
             self._saw(event.etag, event.now)
             self._seen.unchanged()
+            if self._is_behind:
+                self._is_behind, self._reason = False, "" if self._epoch is not None else self._reason
             return
         try:
             head = self._open(event.data)
@@ -223,7 +229,8 @@ class HeadCore:
             self._saw(event.etag, event.now)
         if self._seen.is_late(read, self._sent_at, event.now):
             out.append(StoreWentBack(floor, read))
-            self._must_read = True
+            self._must_read = self._is_behind = True
+            self._reason = f"the store shows an older head: epoch {head.epoch}, sequence {head.sequence}"
             return
         if self.num_back > num_back:
             self._lose(f"the store went back to epoch {head.epoch}, sequence {head.sequence}", out)
@@ -242,7 +249,7 @@ class HeadCore:
         self._must_read = False
         self._next_poll = now + self._times.poll_s
         if self._known is not None:
-            self._must_read, self._watch = True, None
+            self._must_read, self._is_behind, self._watch = True, True, None
             self._reason = "the head has disappeared from the store"
             out.append(StoreWentBack(self._seen.floor, (0, 0)))
             return
@@ -251,7 +258,7 @@ class HeadCore:
     def _learn(self, known: KnownHead, now: float, out: list[HeadInstruction]) -> None:
         """A head that was not known: own attempts under the old one are settled by it."""
         previous, self._unwritten = self._known, ""
-        self._known, self._absent, self._must_read = known, False, False
+        self._known, self._absent, self._must_read, self._is_behind = known, False, False, False
         self._next_poll, self._next_put = now + self._times.poll_s, -math.inf
         self._seen.learned(_place(known.head))
         landed = self._attempts.get(digest_of(known.data))
@@ -275,7 +282,11 @@ class HeadCore:
 
     def _surpass(self, event: HeadShown, out: list[HeadInstruction]) -> None:
         """A term that PNodes do not obey is given up; the next one is above what they know."""
-        if self._known is None or not self._seen.shown((event.epoch, event.sequence), _place(self._known.head)):
+        if self._known is None:
+            return
+        head = self._known.head
+        is_above = self._seen.shown((event.epoch, event.sequence), _place(head))
+        if not is_above and (event.epoch != head.epoch or event.holder == head.holder):
             return
         if self._epoch is not None:
             self._lose(f"PNodes know epoch {event.epoch}, sequence {event.sequence}, and obey nothing older", out)
@@ -302,7 +313,7 @@ class HeadCore:
         if self._epoch is not None and not self._may_hold():
             self._lose("this orchestrator may hold it no longer: it is not listed, or lacks a component", out)
         lapsed = self._epoch is not None and not self.is_holder(now)
-        if lapsed:
+        if lapsed and not self._is_behind:
             self._reason = "the term was not renewed in time"
         unread = self._must_read or (self._known is None and not self._absent)
         if unread or (self._epoch is None and not self._may_take(now)):

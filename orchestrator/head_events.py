@@ -91,11 +91,14 @@ class PutUnknown:
 
 @dataclass(frozen=True, slots=True)
 class HeadShown:
-    """A PNode has a head of a listed orchestrator that is newer than what the store shows, and that has been so for longer than any read is late."""
+    """A PNode has a head of a listed orchestrator that is newer than what the store shows, or names another holder of the same term, and that has been so for
+    longer than any read is late.
+    """
 
     now: float
     epoch: int
     sequence: int
+    holder: str
 
 
 HeadEvent = Tick | GetAnswered | GetAbsent | GetFailed | PutAnswered | PutUnknown | HeadShown

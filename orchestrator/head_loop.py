@@ -63,7 +63,7 @@ class HeadLoop:
             self._wake.clear()
             if (shown := self._shown) is not None:
                 self._shown = None
-                await self._step(HeadShown(self._clock.monotonic(), int(shown.epoch), int(shown.sequence)))
+                await self._step(HeadShown(self._clock.monotonic(), int(shown.epoch), int(shown.sequence), shown.holder))
             await self._step(Tick(self._clock.monotonic(), int(self._clock.wall() * 1000)))
             try:
                 async with asyncio.timeout(TICK_S):
@@ -76,7 +76,7 @@ class HeadLoop:
         return self.core.is_holder(self._clock.monotonic())
 
     def shown(self, head: model_pb2.Head) -> None:
-        """A PNode has this verified head, which is newer than the store's: the next term is above it."""
+        """A PNode has this verified head, which the store's does not follow: the next term is above it."""
         self._shown = head
         self._wake.set()
 

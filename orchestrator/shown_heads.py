@@ -1,6 +1,7 @@
 """Heads that PNodes show when they attach, held against the store's: one that stays newer says that the store went back. Pure.
 
-Each write of a head raises its sequence, and each takeover its epoch: in a store that does not go back nothing that anybody has seen is above the newest.
+Each write of a head raises its sequence, and each takeover its epoch: in a store that does not go back nothing that anybody has seen is above the newest, and
+an epoch has one holder.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ class ShownHeads:
             self._newest = (head, now)
 
     def evidence(self, known: model_pb2.Head | None, now: float, *, is_read: bool) -> model_pb2.Head | None:
-        """A shown head of which epoch or sequence is above that of ``known``, the store's, and stays so; each is told once. While the store is not read
-        (``is_read``) nothing follows from it.
+        """A shown head of which epoch or sequence is above that of ``known``, the store's, or which names another holder of that epoch, and stays so; each
+        is told once. While the store is not read (``is_read``) nothing follows from it.
         """
         if self._newest is None or known is None:
             return None
         shown, since = self._newest
         if not is_read:
             self._newest = (shown, now)
-        elif shown.epoch <= known.epoch and shown.sequence <= known.sequence:
+        elif shown.sequence <= known.sequence and (
+            shown.epoch < known.epoch or (shown.epoch == known.epoch and shown.holder == known.holder)
+        ):
             self._newest = None
         elif now - since > SHOWN_S:
             self._newest = None

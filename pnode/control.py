@@ -25,6 +25,7 @@ from dcnr.rpc.dialer import Dialer
 from dcnr.rpc.errors import error_from_rpc
 from dcnr.v1 import local_pb2, orchestrator_pb2
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from pnode.told_heads import Told, ToldHeads
 
 ATTACHED = 3
 """Orchestrators to be attached to at once; the holders of all models are always among them once they are known."""
@@ -55,6 +56,7 @@ class _Stream:
     """The newest answer to a beat: how that orchestrator sees this PNode."""
     round_trip_s: float = 0.0
     """From a beat to its answer; 0: not known yet."""
+    heads: ToldHeads = field(default_factory=ToldHeads)
     words: deque[orchestrator_pb2.PNodeMessage] = field(default_factory=lambda: deque(maxlen=MAX_WORDS))
 
 
@@ -96,6 +98,13 @@ class ControlStreams:
         document it is told anew what was not obeyed before.
         """
         for stream in self._streams.values():
+            stream.stale = True
+            stream.nudge.set()
+
+    def told(self, node_id: NodeId, told: Told | None) -> None:
+        """That orchestrator told a head: where it stays with a term that is over, its stream is opened anew, and it is shown what is known here."""
+        stream = self._streams.get(node_id)
+        if stream is not None and told is not None and stream.heads.told(told, self._clock.monotonic()):
             stream.stale = True
             stream.nudge.set()
 

@@ -301,7 +301,7 @@ class Daemon:
                         self._duties.head_granted(message.head)
                 except DcnrError as error:
                     self.journal.say("head_grant_refused", node_id, error.message)
-                await self._duties.head_received(message.head.head, Source.ORCHESTRATOR)
+                self._streams.told(node_id, await self._duties.head_received(message.head.head, Source.ORCHESTRATOR))
             case "durable":
                 await self._uploads.heard(message.durable)
                 for checkpoint in message.durable.checkpoints:

@@ -24,6 +24,7 @@ from pnode.models import Hosted, Model, Models, order_of
 from pnode.orders import HostingOptions, Orders
 from pnode.placing import Placing, Say
 from pnode.provision import Provisioner
+from pnode.told_heads import Told
 from pnode.written import Written
 from trust.envelope import open_single, parse
 from trust.network import NetworkPolicy
@@ -83,8 +84,8 @@ class Duties:
         entry.keep(desired, envelope)
         await self._judged(entry, entry.authority.offered(desired, signer))
 
-    async def head_received(self, envelope: identity_pb2.Envelope, source: Source) -> None:
-        """Takes in a head; a newer one renews the horizon, also where an orchestrator merely tells it, which confirms nothing."""
+    async def head_received(self, envelope: identity_pb2.Envelope, source: Source) -> Told | None:
+        """Takes in a head; a newer one renews the horizon, also where an orchestrator merely tells it, which confirms nothing. None: it was refused."""
         model = ""
         try:
             payload, signer = open_single(envelope, identity_pb2.DOMAIN_HEAD, max_bytes=limits.MAX_HEAD_BYTES)
@@ -94,7 +95,7 @@ class Duties:
             entry = self._models.entry(head.model, with_work=False)
         except (Corrupt, Refused, InvalidInput) as error:
             self._say("head_refused", model, error.message)
-            return
+            return None
         before = entry.authority.term
         for verdict in entry.authority.head_read(head, signer.node_id, source):
             await self._judged(entry, verdict)
@@ -111,6 +112,9 @@ class Duties:
         if term != before and term is not None:
             self._say("term_confirmed", term.holder, f"the head names epoch {term.epoch}")
             await self._written.head(head.model, envelope)
+        return Told(
+            head.model, is_over=term is not None and head.epoch <= term.epoch and term != Term(int(head.epoch), signer.node_id)
+        )
 
     def head_granted(self, news: orchestrator_pb2.HeadNews) -> None:
         """Remembers the grant that came with a head. Raises Refused, Corrupt for one that is not for that head.

@@ -20,6 +20,7 @@ from pnode.headcheck import HeadCheck
 from pnode.home import Home
 from pnode.orders import HostingOptions
 from pnode.provision import Provisioner
+from pnode.told_heads import ToldHeads
 from simulation.control_confirming import KnownOrchestrators
 from simulation.control_disk import Disk, SimPath
 from simulation.control_identity import MODEL, STORE_ADDRESS
@@ -65,6 +66,12 @@ class StreamEnd:
         """The stream is over."""
         self.over = True
 
+    def renew(self) -> None:
+        """It is opened anew at the next review."""
+        if self.stream is not None and not self.over:
+            self.over = True
+            self.stream.close(0)
+
 
 class PNodeShell:
     """One PNode through all its lives."""
@@ -108,6 +115,7 @@ class PNodeShell:
         self.store = self.loop.store = StoreClient(world, self.process)
         self.ends: dict[NodeId, StreamEnd] = {}
         self.again_s: dict[NodeId, float] = {}
+        self.told: dict[NodeId, ToldHeads] = {}
         self.draining = False
         self._has_news = False
         self._said: tuple[tuple[object, ...], orchestrator_pb2.PNodeMessage] | None = None
@@ -339,7 +347,9 @@ class PNodeShell:
                         self.duties.head_granted(message.head)
                 except DcnrError as error:
                     self._say("head_grant_refused", node_id, error.message)
-                await self.duties.head_received(message.head.head, Source.ORCHESTRATOR)
+                told = await self.duties.head_received(message.head.head, Source.ORCHESTRATOR)
+                if end is not None and told is not None and self.told.setdefault(node_id, ToldHeads()).told(told, self.loop.time()):
+                    end.renew()
             case "durable":
                 for checkpoint in message.durable.checkpoints:
                     self.worker.heard(checkpoint)

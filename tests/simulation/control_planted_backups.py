@@ -23,6 +23,7 @@ from orchestrator.offers import PlanRequest
 from orchestrator.seen_heads import Place, SeenHeads
 from orchestrator.view import ModelView
 from pnode.authority import Authority, Source, Verdict
+from pnode.told_heads import ToldHeads
 
 
 def terms_follow_the_store(patch: pytest.MonkeyPatch) -> None:
@@ -120,3 +121,18 @@ def what_was_judged_before_is_named(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Naming, "recorded", noting)
     patch.setattr(Naming, "begin", remembering)
+
+
+def heads_are_shown_once(patch: pytest.MonkeyPatch) -> None:
+    """PNodes show the term that they obey when they attach, and never again."""
+    patch.setattr(ToldHeads, "told", lambda self, told, now_s: False)
+
+
+def who_is_behind_decides_on(patch: pytest.MonkeyPatch) -> None:
+    """A holder that reads an older head takes itself for the holder until it would have to renew."""
+    patch.setattr(HeadCore, "_is_behind", property(lambda self: False, lambda self, value: None), raising=False)
+
+
+def what_is_newest_goes_by_sequence_alone(patch: pytest.MonkeyPatch) -> None:
+    """PNodes hold the sequences of different terms against each other."""
+    patch.setattr("pnode.authority._place", lambda one: (0, int(one.sequence)))

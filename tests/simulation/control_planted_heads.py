@@ -26,6 +26,7 @@ from orchestrator.jobs import Progress
 from orchestrator.loads import Seat
 from orchestrator.view import ModelView
 from pnode.duties import Duties
+from pnode.told_heads import Told
 from trust.identity import NodeKey
 from trust.network import NetworkPolicy
 
@@ -246,10 +247,10 @@ def new_terms_are_asked_for_only_by_plans(patch: pytest.MonkeyPatch) -> None:
     received, confirm = Duties.head_received, Duties._confirm
     told: list[bool] = []
 
-    async def leave_alone(self: Duties, *args: Any) -> None:
+    async def leave_alone(self: Duties, *args: Any) -> Told | None:
         told.append(True)
         try:
-            await received(self, *args)
+            return await received(self, *args)
         finally:
             told.pop()
 

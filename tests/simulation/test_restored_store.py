@@ -33,6 +33,9 @@ PLANTED: list[tuple[Plant, int, set[str]]] = [
     (backups.what_was_judged_before_is_named, 14, {"manifest_whole"}),
     (backups.numbers_are_given_twice, 20, {"number_again"}),
     (backups.plans_come_before_fences, 25, {"liveness"}),
+    (backups.heads_are_shown_once, 126, {"relocation_bound"}),
+    (backups.who_is_behind_decides_on, 126, {"two_holders"}),
+    (backups.what_is_newest_goes_by_sequence_alone, 134, {"completes"}),
 ]
 
 
@@ -40,7 +43,7 @@ def restored_world(seed: int, **changes: Any) -> ControlWorld:
     return ControlWorld(seed, replace(restored_knobs(seed), **changes), "--world restored")
 
 
-@pytest.mark.parametrize("seed", [*SEEDS, 110, 134])
+@pytest.mark.parametrize("seed", [*SEEDS, 110, 126, 134])
 def test_whatever_goes_back_everybody_follows_and_no_job_ends_twice(seed: int) -> None:
     assert restored_world(seed).run().checkers.backups.num_back > 0
 

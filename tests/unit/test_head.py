@@ -253,7 +253,7 @@ def test_a_store_that_went_back_is_told_and_followed_also_where_somebody_writes_
 @pytest.mark.parametrize(("shown", "taken"), [((9, 500), (10, 501)), ((1, 500), (2, 501)), ((9, 1), (10, 2))])
 def test_a_holder_whom_pnodes_cannot_obey_begins_a_term_that_they_can(shown: tuple[int, int], taken: tuple[int, int]) -> None:
     writer = holder()
-    out = writer.step(HeadShown(1.0, *shown))
+    out = writer.step(HeadShown(1.0, *shown, OTHER))
     assert [item for item in out if isinstance(item, TermLost)] == [
         TermLost(1, f"PNodes know epoch {shown[0]}, sequence {shown[1]}, and obey nothing older")
     ]
@@ -263,13 +263,42 @@ def test_a_holder_whom_pnodes_cannot_obey_begins_a_term_that_they_can(shown: tup
     assert (head_of(put).epoch, head_of(put).sequence) == taken
     now = 60.0
     writer.step(PutAnswered(now, "e2"))
-    assert not [item for item in writer.step(HeadShown(now, *shown)) if isinstance(item, TermLost)]
+    assert not [item for item in writer.step(HeadShown(now, *shown, OTHER)) if isinstance(item, TermLost)]
+
+
+@pytest.mark.parametrize("sequence", [1, 9])
+def test_a_holder_of_a_number_that_pnodes_know_of_another_begins_a_term_above_it(sequence: int) -> None:
+    """It never saw the term that the store has lost, so it could not know that the number is taken."""
+    writer = holder()
+    assert not [item for item in writer.step(HeadShown(1.0, 1, 1, ME)) if isinstance(item, TermLost)], "its own"
+    assert [item.epoch for item in writer.step(HeadShown(1.0, 1, sequence, OTHER)) if isinstance(item, TermLost)] == [1]
+    assert writer.known is not None
+    _, put = take(writer, writer.known.data, "e1", 2.0)
+    assert head_of(put).epoch == 2
+
+
+def test_a_holder_that_reads_an_older_head_decides_nothing_until_it_reads_its_own_again() -> None:
+    """The store may have gone back to another one's term: what this one deletes by its own would be missed there."""
+    for older in (foreign(1, 0), b""):
+        writer = holder()
+        writer.step(Tick(2.0, 1))
+        assert writer.step(PutUnknown(2.5, "412")) == [Get()]
+        writer.step(GetAnswered(2.6, older, "copy") if older else GetAbsent(2.6))
+        assert not writer.is_holder(2.6)
+        assert writer.reason
+        with pytest.raises(Stale, match="older head" if older else "disappeared"):
+            writer.propose(Activate("j1", "", "m1"), 2.6)
+        known = writer.known
+        assert known is not None
+        read_on(writer, 4.6, known.data, "e1")
+        assert writer.is_holder(4.6), "what passes was a stale read"
+        assert not writer.reason
 
 
 @pytest.mark.parametrize("shown", [(1002, 2), (2, 1 << 33), ((1 << 64) - 1, (1 << 64) - 1)])
 def test_what_no_backup_can_explain_moves_nobody(shown: tuple[int, int]) -> None:
     writer = holder()
-    assert not [item for item in writer.step(HeadShown(1.0, *shown)) if isinstance(item, TermLost)]
+    assert not [item for item in writer.step(HeadShown(1.0, *shown, OTHER)) if isinstance(item, TermLost)]
     assert writer.is_holder(1.0)
 
 

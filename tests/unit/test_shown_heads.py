@@ -8,8 +8,8 @@ from dcnr.v1 import model_pb2
 from orchestrator.shown_heads import SHOWN_S, ShownHeads
 
 
-def head(epoch: int, sequence: int) -> model_pb2.Head:
-    return model_pb2.Head(epoch=epoch, sequence=sequence)
+def head(epoch: int, sequence: int, holder: str = "b") -> model_pb2.Head:
+    return model_pb2.Head(epoch=epoch, sequence=sequence, holder=holder)
 
 
 @pytest.mark.parametrize("newer", [(9, 100), (7, 101), (5, 101)])
@@ -19,6 +19,16 @@ def test_what_stays_above_the_stores_head_is_evidence_once(newer: tuple[int, int
     assert shown.evidence(head(7, 100), SHOWN_S, is_read=True) is None
     assert shown.evidence(head(7, 100), SHOWN_S + 0.1, is_read=True) == head(*newer)
     assert shown.evidence(head(7, 100), SHOWN_S + 0.2, is_read=True) is None
+
+
+def test_an_epoch_that_has_another_holder_is_evidence_however_far_its_head_is() -> None:
+    """Whoever never saw the term that the store has lost gives its number away again, and PNodes obey only the first holder."""
+    shown = ShownHeads()
+    shown.shown(head(7, 100, "a"), 0.0)
+    assert shown.evidence(head(7, 100), 1.0, is_read=True) is None
+    assert shown.evidence(head(7, 104), SHOWN_S + 0.1, is_read=True) == head(7, 100, "a")
+    shown.shown(head(7, 100, "a"), 60.0)
+    assert shown.evidence(head(8, 105), 60.0 + 2 * SHOWN_S, is_read=True) is None
 
 
 def test_what_the_store_reaches_in_time_is_none() -> None:

@@ -1,0 +1,120 @@
+"""Goal: an orchestrator that goes on in a term that is over, since its store went back to a copy of it, is shown the later one, and no other is disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
+from pnode.authority import Source
+from pnode.control import ControlStreams
+from pnode.duties import Duties
+from pnode.home import Home
+from pnode.told_heads import LONGEST_S, OVER_S, Told, ToldHeads
+from tests.unit.test_two_holders import ORCHESTRATORS, POLICY, Unanswering, duties_of, nothing
+from trust.envelope import seal
+from trust.identity import NodeKey
+
+FIRST, SECOND, THIRD = ORCHESTRATORS[:3]
+OVER, CURRENT = Told("m", is_over=True), Told("m", is_over=False)
+
+
+def test_who_tells_heads_of_a_term_that_is_over_for_long_is_shown_the_later_one() -> None:
+    heads = ToldHeads()
+    assert not heads.told(OVER, 0.0)
+    assert not heads.told(OVER, OVER_S - 0.1)
+    assert heads.told(OVER, OVER_S)
+    assert not heads.told(OVER, OVER_S + 1.0), "what it is shown takes a while to tell"
+
+
+def test_who_was_only_behind_is_not() -> None:
+    heads = ToldHeads()
+    heads.told(OVER, 0.0)
+    heads.told(CURRENT, 2.0)
+    assert not heads.told(OVER, OVER_S + 1.0)
+
+
+def test_each_model_counts_by_itself() -> None:
+    heads = ToldHeads()
+    heads.told(OVER, 0.0)
+    heads.told(Told("n", is_over=False), OVER_S / 2)
+    assert heads.told(OVER, OVER_S)
+
+
+def test_who_cannot_believe_it_is_shown_it_more_and_more_rarely() -> None:
+    heads, shown = ToldHeads(), list[float]()
+    for second in range(24 * 3600):
+        if heads.told(OVER, float(second)):
+            shown.append(float(second))
+    pauses = [later - one for one, later in itertools.pairwise(shown)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] <= 2 * OVER_S + 1.0
+    assert pauses[-1] == LONGEST_S + 1.0
+    assert not heads.told(CURRENT, 1e5)
+    assert not heads.told(OVER, 1e5)
+    assert heads.told(OVER, 1e5 + OVER_S), "it did believe it"
+
+
+async def with_duties(home: Home, story: Callable[[Duties], Awaitable[None]]) -> None:
+    home.open()
+    try:
+        async with asyncio.TaskGroup() as group:
+            await story(duties_of(home, group))
+    finally:
+        home.close()
+
+
+def head(epoch: int, key: NodeKey, sequence: int = 1) -> identity_pb2.Envelope:
+    content = model_pb2.Head(network_id=POLICY.network_id, model="m", epoch=epoch, holder=key.node_id, sequence=sequence)
+    return seal(identity_pb2.DOMAIN_HEAD, content, key)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "key", "is_over"), [(1, FIRST, True), (2, FIRST, True), (2, SECOND, False), (3, FIRST, False)],
+    ids=["a term before", "the same number of another holder", "the confirmed term", "a term above, which is still to be confirmed"],
+)  # fmt: skip
+def test_a_term_is_over_that_nobody_here_obeys_any_more(tmp_path: Path, epoch: int, key: NodeKey, *, is_over: bool) -> None:
+    async def story(duties: Duties) -> None:
+        duties._stopping = True  # nothing is confirmed
+        assert await duties.head_received(head(epoch, key, 9), Source.ORCHESTRATOR) == Told("m", is_over=False), "no term is known"
+        await duties.head_received(head(2, SECOND), Source.OWN_GET)
+        assert await duties.head_received(head(epoch, key, 9), Source.ORCHESTRATOR) == Told("m", is_over=is_over)
+        assert await duties.head_received(head(epoch, NodeKey.generate()), Source.ORCHESTRATOR) is None, "a stranger's"
+
+    asyncio.run(with_duties(Home(tmp_path / "home"), story))
+
+
+def test_only_the_stream_to_that_orchestrator_is_opened_anew() -> None:
+    async def story() -> None:
+        unreachable: Any = Unanswering()
+        now = [0.0]
+
+        class Clock:
+            @staticmethod
+            def monotonic() -> float:
+                return now[0]
+
+        clock: Any = Clock()
+        known = [(key.node_id, ("127.0.0.1:1",)) for key in (FIRST, SECOND)]
+        streams = ControlStreams(
+            unreachable, lambda: known, hello=orchestrator_pb2.Hello, beat=lambda sequence: orchestrator_pb2.Beat(sequence=sequence),
+            on_message=nothing, holders=list, clock=clock, rng=random.Random(1),
+        )  # fmt: skip
+        async with asyncio.TaskGroup() as group:
+            streams._review(group)
+            for now[0] in (0.0, OVER_S):
+                streams.told(FIRST.node_id, OVER)
+                streams.told(SECOND.node_id, CURRENT)
+                streams.told(SECOND.node_id, None)
+                streams.told(THIRD.node_id, OVER)  # its stream has ended
+            assert {node_id for node_id, stream in streams._streams.items() if stream.stale} == {FIRST.node_id}
+            for stream in streams._streams.values():
+                stream.task.cancel()
+
+    asyncio.run(story())
