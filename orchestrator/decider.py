@@ -31,7 +31,7 @@ from orchestrator.head_loop import HeadLoop
 from orchestrator.history import History
 from orchestrator.inventory import START_GRACE_S, Inventory
 from orchestrator.jobbook import JobBook
-from orchestrator.jobs import Progress, next_change, state_of, waits_for_time
+from orchestrator.jobs import Progress, ends_as, next_change, state_of, waits_for_time
 from orchestrator.naming import Naming
 from orchestrator.observing import Observer
 from orchestrator.offers import PlanPolicy
@@ -153,7 +153,9 @@ class Decider:
             return
         wall_ms, taken_back = int(self._clock.wall() * 1000), view.manifest.retracted if view.manifest is not None else ()
         change = next_change(view.head, self._jobs.records, self._progress(view, term, now), wall_ms, taken_back)
-        if waits_for_time(change, self._clock) or (_completes(change) and await self.naming.lacks_newest(view)):
+        if waits_for_time(change, self._clock) or (
+            ends_as(change) == model_pb2.JOB_STATE_COMPLETED and await self.naming.lacks_newest(view)
+        ):
             change = None  # finished means durable: what is lost comes again first
         if change is not None:
             await self._loop.decide(change)
@@ -388,7 +390,3 @@ class Decider:
             self.naming.done()
             if self._term is not None and self.naming.went_back:
                 self._term.reviewed_at = -1e9  # whoever holds what was taken back is replaced at once
-
-
-def _completes(change: Change | None) -> bool:
-    return isinstance(change, Decide) and model_pb2.Outcome.FromString(change.outcome).state == model_pb2.JOB_STATE_COMPLETED

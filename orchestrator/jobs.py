@@ -113,11 +113,16 @@ def next_change(
     return Activate(first.job_id, first.request_digest, first.request.initial_manifest_digest, said)
 
 
+def ends_as(change: Change | None) -> model_pb2.JobState.ValueType:
+    """How a job ends by it; unspecified where none does, or where its `end` is stored already: that is repeated whatever has become of what it names."""
+    if isinstance(change, Decide) and (outcome := model_pb2.Outcome.FromString(change.outcome)).job_id not in change.ended:
+        return outcome.state
+    return model_pb2.JOB_STATE_UNSPECIFIED
+
+
 def waits_for_time(change: Change | None, clock: Clock) -> bool:
     """Whether it ends a job by a wall clock that was just set, nobody having said yet whether rightly: an end is for good, so it waits for some seconds."""
-    if not isinstance(change, Decide) or model_pb2.Outcome.FromString(change.outcome).state != model_pb2.JOB_STATE_EXPIRED:
-        return False
-    return isinstance(clock, DoubtingClock) and clock.is_unsure
+    return ends_as(change) == model_pb2.JOB_STATE_EXPIRED and isinstance(clock, DoubtingClock) and clock.is_unsure
 
 
 def lacking(head: model_pb2.Head | None, jobs: Mapping[str, JobRecord], planned: str, wall_unix_ms: int) -> str:

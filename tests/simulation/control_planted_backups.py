@@ -13,7 +13,7 @@ from dcnr.v1 import model_pb2
 from orchestrator import board as board_module
 from orchestrator import decider as decider_module
 from orchestrator import succession as succession_module
-from orchestrator.changes import Change
+from orchestrator.changes import Change, Decide
 from orchestrator.decider import Decider
 from orchestrator.head import HeadCore
 from orchestrator.jobbook import JobBook
@@ -136,3 +136,12 @@ def who_is_behind_decides_on(patch: pytest.MonkeyPatch) -> None:
 def what_is_newest_goes_by_sequence_alone(patch: pytest.MonkeyPatch) -> None:
     """PNodes hold the sequences of different terms against each other."""
     patch.setattr("pnode.authority._place", lambda one: (0, int(one.sequence)))
+
+
+def ends_wait_for_what_they_name(patch: pytest.MonkeyPatch) -> None:
+    """An `end` that is there is repeated only once all that the manifest under the head names is in the store."""
+    patch.setattr(
+        decider_module,
+        "ends_as",
+        lambda change: model_pb2.Outcome.FromString(change.outcome).state if isinstance(change, Decide) else 0,
+    )

@@ -35,6 +35,7 @@ PLANTED: list[tuple[Plant, int, set[str]]] = [
     (backups.plans_come_before_fences, 25, {"liveness"}),
     (backups.heads_are_shown_once, 126, {"relocation_bound"}),
     (backups.who_is_behind_decides_on, 126, {"two_holders"}),
+    (backups.ends_wait_for_what_they_name, 75, {"ended_again"}),
     (backups.what_is_newest_goes_by_sequence_alone, 134, {"completes"}),
 ]
 
@@ -43,7 +44,7 @@ def restored_world(seed: int, **changes: Any) -> ControlWorld:
     return ControlWorld(seed, replace(restored_knobs(seed), **changes), "--world restored")
 
 
-@pytest.mark.parametrize("seed", [*SEEDS, 110, 126, 134])
+@pytest.mark.parametrize("seed", [*SEEDS, 75, 110, 126, 134])
 def test_whatever_goes_back_everybody_follows_and_no_job_ends_twice(seed: int) -> None:
     assert restored_world(seed).run().checkers.backups.num_back > 0
 

@@ -18,6 +18,7 @@ from orchestrator.jobs import (
     MAX_EXITS,
     JobRecord,
     Progress,
+    ends_as,
     ends_to_write,
     intervals_message,
     lacking,
@@ -281,6 +282,16 @@ def test_no_queued_job_ends_by_a_clock_that_was_just_set_wrong() -> None:
     assert expires() is not None
     machine.ahead_s = 0.0
     assert expires() is None, "set again: by its time alone nothing is ended"
+
+
+@pytest.mark.parametrize("state", [model_pb2.JOB_STATE_EXPIRED, model_pb2.JOB_STATE_COMPLETED])
+def test_the_end_of_a_job_that_runs_once_more_is_repeated_and_waits_for_nothing(state: model_pb2.JobState.ValueType) -> None:
+    """A store that went back: its end is there, and until the head says so again the job would be placed."""
+    said = model_pb2.Outcome(job_id="j1", state=state, manifest_digest="m")
+    change = next_change(head(RUNNING), {"j1": record(end=said)}, None, 0)
+    assert outcome(change) == said
+    assert ends_as(change) == model_pb2.JOB_STATE_UNSPECIFIED
+    assert ends_as(Decide(said.SerializeToString())) == state, "one that is decided for the first time"
 
 
 def test_a_queued_job_expires_and_a_broken_one_fails_while_another_runs() -> None:
