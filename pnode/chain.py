@@ -40,6 +40,8 @@ class Standing:
     vnode: str
     peer: Peer
     pnode_id: str
+    work_digest: str = ""
+    """Of what the job's request says is to be learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,7 @@ class CommitChain:
             path=path,
             checkpoint=checkpoint,
             commit=link.commit,
+            work_digest=standing.work_digest,
             ancestors=self._hand_over(link.digest),
         )
 

@@ -100,7 +100,7 @@ def prepare(
     samples = StagedSamples(Path(host.dataset_manifest_path), Path(host.shard_dir), graph)
     if samples.num_batches != host.num_batches:
         raise Corrupt(f"the data set gives {samples.num_batches} batches, the job has {host.num_batches}", code="wrong_dataset")
-    standing = Standing(network_id, host.model, host.job_id, vnode, Peer(replica, incarnation), pnode_id)
+    standing = Standing(network_id, host.model, host.job_id, vnode, Peer(replica, incarnation), pnode_id, host.work_digest)
     return Prepared(
         standing=standing,
         graph=graph,

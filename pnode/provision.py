@@ -14,6 +14,7 @@ from dataservice.dataset_manifest import MAX_MANIFEST_BYTES as MAX_DATASET_MANIF
 from dcnr import limits
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
 from dcnr.graph import dataset_refs, graph_from_bytes, stages_of_graph
+from dcnr.ids import Digest, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.specs import Registry
 from dcnr.stages import Stage
@@ -46,6 +47,14 @@ class Job:
     graph_bytes: bytes
     stages: dict[str, Stage]
     dataset_manifest: Path
+
+    @property
+    def work_digest(self) -> Digest:
+        """Of what the request says is to be learned: graph, data set, beginning and number of batches."""
+        asked = self.request
+        return digest_of(
+            " ".join((asked.graph_digest, asked.dataset_digest, asked.initial_manifest_digest, str(asked.num_batches))).encode()
+        )
 
 
 class Provisioner:
@@ -120,7 +129,8 @@ class Provisioner:
     async def state(
         self, job: Job, vnode: str, manifest_digest: str, donors: Sequence[str] = (), *, replica: str = ""
     ) -> tuple[StartingState, list[str]]:
-        """The newest state to be had for ``vnode``, with remarks on what was damaged or out of reach.
+        """The newest state to be had for ``vnode``, with remarks on what was damaged or out of reach. Of another job under the same name, whose request a store
+        has lost since, nothing counts that has learned something else.
 
         Candidates are this machine's own snapshots and the working checkpoints of the manifest, largest lineage first; where none of them is usable,
         those of ever older manifests, and at last the state that the job began with. What is not here is taken from one of ``donors`` (PNodes that host
@@ -128,7 +138,8 @@ class Provisioner:
         """
         remarks: list[str] = []
         tried: set[str] = set()
-        local = await self._shelf.candidates(job.request.model, job.request.job_id, vnode)
+        found_here = await self._shelf.candidates(job.request.model, job.request.job_id, vnode)
+        local = [one for one in found_here if one.work_digest in ("", job.work_digest)]
         trail = Trail(self._fetch, self._policy(), job.request, vnode, remarks)
         async for named in trail.walk(manifest_digest):
             known = {candidate.digest for candidate in local} | tried

@@ -48,6 +48,8 @@ class StartingState:
     """PNode that made it; of a checkpoint that a manifest names."""
     replica: str = field(default="", compare=False)
     """Who made it, of one that lies on this machine."""
+    work_digest: str = field(default="", compare=False)
+    """Of what its job was to learn, of one that lies on this machine; empty: not known."""
 
 
 @dataclass(slots=True)
@@ -282,7 +284,13 @@ class Shelf:
                 if await asyncio.to_thread(_intact, ready):
                     found.append(
                         StartingState(
-                            Path(ready.path), checkpoint.digest, commit_digest(ready), lineage, "local", replica=ready.replica
+                            Path(ready.path),
+                            checkpoint.digest,
+                            commit_digest(ready),
+                            lineage,
+                            "local",
+                            replica=ready.replica,
+                            work_digest=ready.work_digest,
                         )
                     )
         return found

@@ -104,6 +104,7 @@ class HostReplica(_message.Message):
     HALTED_FIELD_NUMBER: _builtins.int
     WIDEST_LEAD_BATCHES_FIELD_NUMBER: _builtins.int
     TEMPO_FIELD_NUMBER: _builtins.int
+    WORK_DIGEST_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """whose"""
     job_id: _builtins.str
@@ -158,6 +159,8 @@ class HostReplica(_message.Message):
     """the job is paused: it stays, answers, and learns nothing"""
     widest_lead_batches: _builtins.int
     """as in the plan"""
+    work_digest: _builtins.str
+    """of what the job's request says is to be learned"""
     @_builtins.property
     def assignment(self) -> _model_pb2.DesiredAssignment:
         """what"""
@@ -198,10 +201,11 @@ class HostReplica(_message.Message):
         halted: _builtins.bool = ...,
         widest_lead_batches: _builtins.int = ...,
         tempo: _model_pb2.Tempo | None = ...,
+        work_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "tempo", b"tempo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "audited", b"audited", "bulk_bytes_s", b"bulk_bytes_s", "checkpoint_s", b"checkpoint_s", "checkpoint_steps", b"checkpoint_steps", "cpu_share", b"cpu_share", "dataset_manifest_path", b"dataset_manifest_path", "epoch", b"epoch", "evidence_bytes", b"evidence_bytes", "evidence_dir", b"evidence_dir", "from_earlier_job", b"from_earlier_job", "graph", b"graph", "halted", b"halted", "horizon_s", b"horizon_s", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "num_batches", b"num_batches", "plan_number", b"plan_number", "shard_dir", b"shard_dir", "spool_bytes", b"spool_bytes", "state_commit", b"state_commit", "state_digest", b"state_digest", "state_path", b"state_path", "tempo", b"tempo", "threads", b"threads", "unit_batches", b"unit_batches", "widest_lead_batches", b"widest_lead_batches", "work_dir", b"work_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "audited", b"audited", "bulk_bytes_s", b"bulk_bytes_s", "checkpoint_s", b"checkpoint_s", "checkpoint_steps", b"checkpoint_steps", "cpu_share", b"cpu_share", "dataset_manifest_path", b"dataset_manifest_path", "epoch", b"epoch", "evidence_bytes", b"evidence_bytes", "evidence_dir", b"evidence_dir", "from_earlier_job", b"from_earlier_job", "graph", b"graph", "halted", b"halted", "horizon_s", b"horizon_s", "job_id", b"job_id", "lead_batches", b"lead_batches", "model", b"model", "num_batches", b"num_batches", "plan_number", b"plan_number", "shard_dir", b"shard_dir", "spool_bytes", b"spool_bytes", "state_commit", b"state_commit", "state_digest", b"state_digest", "state_path", b"state_path", "tempo", b"tempo", "threads", b"threads", "unit_batches", b"unit_batches", "widest_lead_batches", b"widest_lead_batches", "work_digest", b"work_digest", "work_dir", b"work_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -888,6 +892,7 @@ class SnapshotReady(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
     ANCESTORS_FIELD_NUMBER: _builtins.int
+    WORK_DIGEST_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """which"""
     model: _builtins.str
@@ -896,6 +901,8 @@ class SnapshotReady(_message.Message):
     """in which job"""
     path: _builtins.str
     """state file"""
+    work_digest: _builtins.str
+    """of what the job's request says is to be learned: once a store has lost it, its name may stand for another"""
     @_builtins.property
     def checkpoint(self) -> _model_pb2.Checkpoint:
         """what it is"""
@@ -918,10 +925,11 @@ class SnapshotReady(_message.Message):
         checkpoint: _model_pb2.Checkpoint | None = ...,
         commit: _identity_pb2.Envelope | None = ...,
         ancestors: _abc.Iterable[_identity_pb2.Envelope] | None = ...,
+        work_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "commit", b"commit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ancestors", b"ancestors", "checkpoint", b"checkpoint", "commit", b"commit", "job_id", b"job_id", "model", b"model", "path", b"path", "replica", b"replica"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ancestors", b"ancestors", "checkpoint", b"checkpoint", "commit", b"commit", "job_id", b"job_id", "model", b"model", "path", b"path", "replica", b"replica", "work_digest", b"work_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

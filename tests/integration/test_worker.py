@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from relay_rig import relays, tell_of_relays
-from worker_rig import JOB, MODEL, NETWORK_ID, DaemonEnd, Job, make_job, order, worker, workers
+from worker_rig import JOB, MODEL, NETWORK_ID, WORK, DaemonEnd, Job, make_job, order, worker, workers
 
 from dcnr.errors import Refused
 from dcnr.ids import digest_of
@@ -37,6 +37,7 @@ def own_bytes(end: DaemonEnd) -> int:
 
 def check_snapshot(ready: local_pb2.SnapshotReady, end: DaemonEnd, job: Job) -> model_pb2.Commit:
     data = Path(ready.path).read_bytes()
+    assert ready.work_digest == WORK, "what it learned, for whoever meets its job's name again"
     assert digest_of(data) == ready.checkpoint.digest
     assert len(data) == ready.checkpoint.size_bytes
     payload, signer = open_single(ready.commit, identity_pb2.DOMAIN_COMMIT)

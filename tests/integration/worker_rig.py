@@ -30,6 +30,7 @@ from vnode.registry import default_registry
 NETWORK_ID = "5" * 40
 MODEL = "tiny"
 JOB = "job-1"
+WORK = "e" * 64
 START_S = 120.0
 """A worker imports torch before it says anything; several do so side by side."""
 END_S = 120.0
@@ -213,7 +214,7 @@ def order(job: Job, vnode: str, neighbours: dict[str, DaemonEnd], **changes: Any
         assignment=model_pb2.DesiredAssignment(
             replica=f"{vnode}.1", vnode=vnode, role=model_pb2.ROLE_PRIMARY, predecessors=around([at - 1]), successors=around([at + 1])
         ),
-        model=MODEL, job_id=JOB, state_path=str(state), state_digest=digest_of(state.read_bytes()),
+        model=MODEL, job_id=JOB, work_digest=WORK, state_path=str(state), state_digest=digest_of(state.read_bytes()),
         graph=graph_to_bytes(job.graph), num_batches=job.num_batches, lead_batches=64, dataset_manifest_path=str(job.manifest_path),
         shard_dir=str(job.shard_dir), checkpoint_s=60, checkpoint_steps=1000, spool_bytes=64 << 20,
         work_dir=str(job.root / f"work-{vnode}"), threads=1, plan_number=1, horizon_s=600, epoch=1, unit_batches=8,

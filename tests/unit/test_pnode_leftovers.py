@@ -121,6 +121,7 @@ def test_a_snapshot_whose_lineage_cannot_be_read_is_no_candidate_and_hides_no_ot
     for name, count in (("bad", limits.MAX_INTERVALS + 1), ("good", limits.MAX_INTERVALS)):
         ready = snapshot(tmp_path / name, name)
         ready.checkpoint.lineage.intervals.extend(common_pb2.Interval(first=2 * n, end=2 * n + 1) for n in range(count))
+        ready.work_digest = name
         asyncio.run(shelf.add(ready))
     found = asyncio.run(shelf.candidates("m", "", "a"))
-    assert [(state.path.name, len(state.lineage)) for state in found] == [("good", limits.MAX_INTERVALS)]
+    assert [(state.path.name, len(state.lineage), state.work_digest) for state in found] == [("good", limits.MAX_INTERVALS, "good")]

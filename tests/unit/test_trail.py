@@ -82,9 +82,11 @@ class Store:
         shelf: Any = SimpleNamespace(candidates=candidates)
         registry: Any = None
         provisioner = Provisioner(policy=lambda: POLICY, registry=registry, fetch=self.fetch, shelf=shelf)
-        request = model_pb2.JobRequest(model=MODEL, job_id=JOB, initial_manifest_digest=self.first)
-        job = Job(request, model_pb2.ModelGraph(), b"", {}, Path())
-        return asyncio.run(provisioner.state(job, VNODE, self.newest))
+        return asyncio.run(provisioner.state(self.job(), VNODE, self.newest))
+
+    def job(self, **changes: Any) -> Job:
+        asked = {"model": MODEL, "job_id": JOB, "initial_manifest_digest": self.first, "dataset_digest": "d" * 64, **changes}
+        return Job(model_pb2.JobRequest(**asked), model_pb2.ModelGraph(), b"", {}, Path())
 
     def lose(self, *states: model_pb2.Checkpoint, error: Exception | None = None) -> None:
         for item in states:
@@ -137,6 +139,22 @@ def test_a_snapshot_on_this_disk_that_is_further_is_taken_without_the_store(stor
     assert store.restore(local=[local])[0] == local
     store.trouble[store.newest] = Unavailable("the store is away")
     assert store.restore(local=[local])[0] == local
+
+
+def test_what_another_job_learned_under_the_same_name_is_no_beginning(store: Store) -> None:
+    """Its request was lost with a store that went back, and the name was given to another data set; one that asks for the same once more goes on from there."""
+    store.add(5, with_first=True)
+    own = store.job().work_digest
+    here = [
+        StartingState(Path("x"), digest_of(work.encode()), "d" * 64, IntervalSet.span(0, held), "local", work_digest=work)
+        for work, held in (("another", 9), (own, 8), ("", 7))
+    ]
+    assert store.restore(local=here)[0] == here[1]
+    assert store.restore(local=[here[0], here[2]])[0] == here[2], "of before it was noted"
+    assert store.restore(local=here[:1])[0].digest == state(5).digest
+    changes = ({"dataset_digest": "e" * 64}, {"graph_digest": "e" * 64}, {"initial_manifest_digest": "e" * 64}, {"num_batches": 7})
+    assert len({own, *(store.job(**change).work_digest for change in changes)}) == 5
+    assert store.job(created_unix_ms=1, lead_batches=9).work_digest == own
 
 
 def test_what_was_taken_back_is_no_beginning_neither_from_this_disk_nor_from_an_older_manifest(store: Store) -> None:
