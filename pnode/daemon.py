@@ -67,7 +67,7 @@ REFRESH_S = 1.0
 DRAINED_GRACE_S = 0.5
 """The worker says that it has handed over, or that its time is up, a moment later."""
 LAST_UPLOADS_S = 5.0
-"""Of the time to leave, what is kept for uploads after the worker is done."""
+"""Of the time to leave, what is kept for uploads after the worker is done; they have all that it leaves."""
 _log = structlog.get_logger("pnode")
 
 
@@ -144,10 +144,11 @@ class Daemon:
 
     async def _leave(self) -> None:
         """Says that it leaves, hands everything over, brings what is left into the store; bounded by the drain time."""
+        until_s = self._clock.monotonic() + limits.DRAIN_TIMEOUT_S
         if self._hand_over:
             await self._hand_all_over(limits.DRAIN_TIMEOUT_S - LAST_UPLOADS_S)
         if self._hand_over:
-            await self._uploads.flush(LAST_UPLOADS_S, lambda: self._hand_over)
+            await self._uploads.flush(max(LAST_UPLOADS_S, until_s - self._clock.monotonic()), lambda: self._hand_over)
         await self._supervisor.stop(within_s=2.0)
 
     async def _hand_all_over(self, within_s: float) -> None:

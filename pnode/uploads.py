@@ -26,6 +26,8 @@ from pnode.snapshots import Held, Shelf, is_gone, is_spoiled
 
 RETRY_S = 1.0
 LONGEST_RETRY_S = 10.0
+TROUBLED_S = 5.0
+"""Who leaves waits no longer for a store or orchestrators that do not answer."""
 MOST_LOST = 5
 """A snapshot that the store lost so often is given up for a new one."""
 ASK_HOLDER_AFTER = 5
@@ -158,10 +160,12 @@ class Uploads:
         self._refusals.refused(replica, why, asyncio.get_running_loop().time())
 
     async def flush(self, within_s: float, wanted: Callable[[], bool]) -> bool:
-        """Waits until nothing is pending; False if time ran out first, or nobody wants it any more."""
+        """Waits until nothing is pending; False if time ran out first, or nobody wants it any more. What fails again and again is waited for no longer
+        than `TROUBLED_S`.
+        """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + within_s
-        while self.num_pending and wanted() and loop.time() < deadline:
+        began = loop.time()
+        while self.num_pending and wanted() and loop.time() - began < (min(TROUBLED_S, within_s) if self.trouble else within_s):
             self._wake.set()
             await asyncio.sleep(0.1)
         return not self.num_pending

@@ -9,18 +9,19 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from dcnr import limits
 from dcnr.cli import ending
 from dcnr.ids import digest_of
 from dcnr.settings import PNodeSettings
 from dcnr.system import SystemClock
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2
 from pnode import snapshots
-from pnode.daemon import Daemon
+from pnode.daemon import LAST_UPLOADS_S, Daemon
 from pnode.home import Home, write_atomically
 from pnode.probe import Machine
 from pnode.supervisor import executed
@@ -109,6 +110,38 @@ def test_what_a_worker_said_while_the_disk_stood_still_begins_nothing_in_a_daemo
         running.result()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(("handing_over_s", "left_s"), [(2.0, 18.0), (15.5, 5.0)])
+def test_what_is_left_of_the_time_to_leave_is_for_uploads(
+    home: Home, monkeypatch: pytest.MonkeyPatch, handing_over_s: float, left_s: float
+) -> None:
+    """What a worker has handed over within two seconds may take a slow line ten more."""
+    now, waited = [100.0], list[float]()
+
+    class Clock(SystemClock):
+        def monotonic(self) -> float:
+            return now[0]
+
+    async def handed_over(within_s: float) -> None:
+        assert within_s == limits.DRAIN_TIMEOUT_S - LAST_UPLOADS_S
+        now[0] += handing_over_s
+
+    async def flushed(within_s: float, wanted: Callable[[], bool]) -> bool:
+        waited.append(within_s)
+        return wanted()
+
+    async def story() -> None:
+        daemon = made(home, asyncio.Event(), saying(HELLO))
+        async with asyncio.TaskGroup() as group:
+            daemon._wire(group)
+            monkeypatch.setattr(daemon, "_clock", Clock())
+            monkeypatch.setattr(daemon, "_hand_all_over", handed_over)
+            monkeypatch.setattr(daemon._uploads, "flush", flushed)
+            await daemon._leave()
+
+    asyncio.run(story())
+    assert waited == [left_s]
 
 
 HANGS = """

@@ -244,6 +244,34 @@ def test_a_trouble_is_told_once_with_its_remedy_and_a_new_kind_again(tmp_path: P
     play(tmp_path, story)
 
 
+def test_who_leaves_waits_for_an_upload_that_goes_on_and_not_for_a_store_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TROUBLED_S", 0.0)
+
+    async def story(scene: Scene) -> None:
+        arrives, bring = asyncio.Event(), scene.network.write_file
+
+        async def slow(*words: Any, **more: Any) -> None:
+            await arrives.wait()
+            await bring(*words, **more)
+
+        scene.network.write_file = slow  # type: ignore[method-assign]
+        await scene.uploads.added(scene.snapshot(1))
+        leaving = asyncio.create_task(scene.uploads.flush(60.0, lambda: True))
+        await asyncio.wait([leaving], timeout=0.3)
+        assert not leaving.done()
+        arrives.set()
+        assert await leaving
+        scene.network.trouble = [Unavailable("away", code="store_unavailable")]
+        await scene.uploads.added(scene.snapshot(2))
+        await until(lambda: bool(scene.uploads.trouble))
+        async with asyncio.timeout(20.0):
+            assert not await scene.uploads.flush(60.0, lambda: True)
+
+    play(tmp_path, story)
+
+
 def states_on_disk(scene: Scene) -> list[str]:
     return sorted(path.name for path in scene.directory.glob("*.state"))
 
