@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,7 +19,7 @@ from trust.comparison import Comparison
 from vnode.checks import residuals
 from vnode.checks.claims import Anchored, Claim, ClaimedStep, Displacement, Taken
 from vnode.checks.sides import Budget, Ran, Run, Sides, TwoSided, explaining
-from vnode.checks.steadiness import FIRST_STEPS, doubted, has_led_elsewhere, may_have_grown, shaken
+from vnode.checks.steadiness import FIRST_STEPS, came_to_nothing, doubted, has_led_elsewhere, may_have_grown, shaken
 from vnode.checks.tolerances import Tolerances
 from vnode.compute import Compute, Tensor
 from vnode.merging import counts_of
@@ -37,7 +38,8 @@ def replay(
     whatever is claimed.
 
     A span with a fault is run once more from last bits that are moved, each time others, and where these lead elsewhere on this machine as well its faults
-    are doubts (`vnode.checks.steadiness`): each span takes at most two runs more for that. ``rng`` says how they are moved; None: nobody can know.
+    are doubts (`vnode.checks.steadiness`): each span takes at most two runs more for that. ``rng`` says how they are moved; None: nobody can know. A step that
+    gives nothing finite here is a doubt as well.
 
     Raises Corrupt where the claim's form does not hold, a state is none of this stage and job, or its states are further apart than the tolerances
     reach, and RemoteFault for inputs that the stage cannot take: who is to blame for these is decided by whoever built the claim.
@@ -121,9 +123,14 @@ class _Replay:
         return goes_on
 
     def _holds(self, told: Sequence[Comparison], start: int, end: int, base: bytes) -> Generator[None, None, bool]:
-        """Whether a span comes to what was told of it from other last bits as well."""
-        for mine, other in zip(told, self._taking(start, end, shaken(base, self._schema, self._rng)), strict=False):
-            if has_led_elsewhere(mine, other):
+        """Whether a span comes to what was told of it from other last bits as well: not where these come to an end before that."""
+        others = self._taking(start, end, shaken(base, self._schema, self._rng))
+        for mine in told:
+            try:
+                other = next(others, None)
+            except Corrupt:  # it came to no state, where this machine's own run did
+                return False
+            if other is None or has_led_elsewhere(mine, other):
                 return False
             yield None
         return True
@@ -167,11 +174,12 @@ class _Replay:
             return None
         compute.take(sides, looking=True)
         worst, over_at = 0.0, end - 1
-        for comparison in self._span(start, end, base):
-            if comparison.is_over:
-                over_at = min(over_at, comparison.step)
-            worst = max(worst, comparison.ratio)
-            yield None
+        with suppress(Corrupt, RemoteFault):  # told once what is over before it has been
+            for comparison in self._span(start, end, base):
+                if comparison.is_over:
+                    over_at = min(over_at, comparison.step)
+                worst = max(worst, comparison.ratio)
+                yield None
         return Ran(worst, over_at, compute.near())
 
     def _span(self, start: int, end: int, base: bytes) -> Generator[Comparison, None, bool]:
@@ -186,7 +194,7 @@ class _Replay:
             except InvariantBroken as error:  # an honest worker would have skipped this batch
                 if error.code != "not_finite":
                     raise
-                yield self._tolerances.comparison(index, "loss", math.inf)
+                yield came_to_nothing(self._tolerances.comparison(index, "loss", math.inf))
                 return False
         before, info, first = info, _learned(info, claim.steps[start:end]), self._arrays(base)
         if len(info.lineage) != len(before.lineage) + _num_learned(claim.steps[start:end]):
@@ -225,7 +233,12 @@ class _Replay:
             raise Corrupt("a delta with batches that the state holds", code="bad_claim")
         share, centred = counts_of(taken.num_learning)
         delta = self._compute.check_delta(taken.data, taken.codec)
-        self._compute.merge([delta], [len(taken.batches)], [share], centred=centred)
+        try:
+            self._compute.merge([delta], [len(taken.batches)], [share], centred=centred)
+        except InvariantBroken as error:
+            if error.code != "not_finite":
+                raise
+            raise Corrupt(f"a delta that nobody can take in: {error.message}", code="bad_claim") from error
         return replace(info, lineage=info.lineage | taken.batches)
 
     def _compared(

@@ -55,12 +55,21 @@ def _beside(values: Array, rng: np.random.Generator) -> Array:
 def has_led_elsewhere(mine: Comparison, of_shaken: Comparison) -> bool:
     """Whether these, of one claimed figure, are further apart than honest machines were measured to be. What is between two runs of this machine is at least
     the difference of their distances from any third; of a claim that is many times as large as what was found that is as many times larger, for distances are
-    told in units of what each run found: a last bit of that unit would do.
+    told in units of what each run found: a last bit of that unit would do. They have led elsewhere, too, where what is told next of that run is another figure.
     """
+    if (mine.step, mine.part, mine.name) != (of_shaken.step, of_shaken.part, of_shaken.name):
+        return True
     if mine.part not in FOLLOWED:
         return False
     apart = abs(mine.residual - of_shaken.residual)
     return math.isfinite(apart) and apart * float(table()["margin"]) > mine.tolerance * max(1.0, mine.residual)
+
+
+def came_to_nothing(comparison: Comparison) -> Comparison:
+    """Of a step that gives nothing finite on this machine, though somebody says what it gave: a doubt. Last bits decide that wherever a gradient is as large as
+    may be, and how often they do lies with whoever made the state: no second run tells. Where that was done is found as behind any doubt.
+    """
+    return replace(comparison, residual=DOUBT_FACTOR * comparison.tolerance)
 
 
 def doubted(comparison: Comparison) -> Comparison:
