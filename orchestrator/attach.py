@@ -241,13 +241,13 @@ class AttachService:
             return  # nearly every beat: not worth a walk over the plan
         for runtime in self._models.values():
             view = runtime.view
-            if view is None or view.plan is None:
+            if view is None or view.plan is None or view.job is None or view.job.request.job_id != view.plan.job_id:
                 continue
             mine = {item.replica: item.vnode for item in view.hosted_by(stream.pnode_id)}
             for report in beat.replicas:
                 if report.replica in mine and not is_fenced(view, mine[report.replica], report.replica):
                     good = [item for item in report.exits if item.vnode == mine[report.replica]]
-                    runtime.exits.heard(view.plan.job_id, good)
+                    runtime.exits.heard(view.job.request_digest, good)
 
     def _new_advert(self, stream: _Stream, envelope: identity_pb2.Envelope, now: float) -> None:
         now_wall, verified = self._shared.clock.wall(), stream.advert

@@ -67,11 +67,12 @@ class CheckpointJudge:
     def __init__(self, store: ObjectStore, policy: Callable[[], NetworkPolicy], clock: Clock, reads: Reads | None = None) -> None:
         self._store, self._policy, self._clock, self._states = store, policy, clock, StateCheck(store)
         self._known: OrderedDict[tuple[str, str, str, str], Ancestry] = OrderedDict()
-        """By the commit that ends in the state: replicas that learn alike come to one state on ways of their own."""
+        """By the request of the job, and the commit that ends in the state: replicas that learn alike come to one state on ways of their own."""
         self._looked_at: OrderedDict[str, str] = OrderedDict()
         self._lacking: OrderedDict[str, str] = OrderedDict()
         """By the commit of a checkpoint: the ancestor that was not in the store. Until it is there nothing is read for that checkpoint again."""
-        self._learners, self._behind = Learners(""), Behind(store)
+        self._learners, self._learners_of, self._behind = Learners(""), "", Behind(store)
+        """By the plans of the job with that request: in a store that went back a job of that name may be another one."""
         self._reads, self._turns = reads or Reads(), Turns()
         self._refused, self._dead_ends = Refusals(clock), Refusals(clock)
         """Of commits themselves, where it took reading to refuse them, and of whatever names them as its parent."""
@@ -109,7 +110,7 @@ class CheckpointJudge:
             if self._looked_at.get(checkpoint.digest) != checkpoint.commit_digest:  # the same record is repeated until it is named
                 with self._refused.noting(checkpoint.commit_digest):
                     await self._check_state(view, checkpoint, job)
-            self._remember(checkpoint, ancestry)
+            self._remember(checkpoint, job, ancestry)
             return Judged(checkpoint, ancestry.contributions, ancestry.base)
 
     def leads_nowhere(self, checkpoint: model_pb2.Checkpoint, code: str) -> bool:
@@ -128,8 +129,8 @@ class CheckpointJudge:
         except NotFound as error:
             raise Unavailable(f"{what} is not in the store", code=STATE_MISSING) from error
 
-    def _remember(self, checkpoint: model_pb2.Checkpoint, ancestry: Ancestry) -> None:
-        self._known[(checkpoint.job_id, checkpoint.vnode, checkpoint.digest, checkpoint.commit_digest)] = ancestry
+    def _remember(self, checkpoint: model_pb2.Checkpoint, job: JobFacts, ancestry: Ancestry) -> None:
+        self._known[(job.request_digest, checkpoint.vnode, checkpoint.digest, checkpoint.commit_digest)] = ancestry
         self._looked_at[checkpoint.digest] = checkpoint.commit_digest
         for table in (self._known, self._looked_at):
             _bound(table)
@@ -204,7 +205,7 @@ class CheckpointJudge:
 
     async def _check_planned(self, view: ModelView, place: Place, chain: list[VerifiedCommit]) -> None:
         """Who signed these commits, and what they took in, has to stand in plans of the job."""
-        if view.plan is None:
+        if view.plan is None or view.job is None:
             return
         stated: list[Signer | Merge] = []
         for found in chain:
@@ -212,8 +213,8 @@ class CheckpointJudge:
             for merged in found.commit.merges:
                 delta = open_delta(merged.delta, place)
                 stated.append(Merge(found.commit.replica, delta.replica, delta.delegation.pnode_id, int(merged.replicas)))
-        if self._learners.job_id != place.job_id:
-            self._learners = Learners(place.job_id)
+        if self._learners_of != view.job.request_digest:
+            self._learners, self._learners_of = Learners(place.job_id), view.job.request_digest
         await self._learners.check(stated, view.plan, view.head.plan_digest, partial(self._plan, place.model))
 
     async def _plan(self, model: str, digest: str) -> model_pb2.Plan:
@@ -242,7 +243,7 @@ class CheckpointJudge:
         Known is only what its parent commit has made too: else nobody could walk back from it, and whoever came to those bits on a way of its own is followed.
         """
         digest = commit.parent_digest
-        known = self._known.get((place.job_id, place.vnode, digest, commit.parent_commit))
+        known = self._known.get((view.job.request_digest if view.job else "", place.vnode, digest, commit.parent_commit))
         if view.chain is not None:
             on_line = view.chain.checkpoints.get(digest)
             if on_line is not None and _made(on_line, place, commit):

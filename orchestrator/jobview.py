@@ -168,10 +168,11 @@ def _vnodes(runtime: ModelRuntime, job_id: str, now: float) -> list[orchestrator
     for item in view.plan.assignments:
         placed.setdefault(item.vnode, []).append(item)
     order = [cost.vnode for cost in view.job.costs] if view.job is not None else sorted(placed)
+    request_digest = view.job.request_digest if view.job is not None else ""
     rows: list[orchestrator_pb2.VNodeView] = []
     open_audits = Counter(one.vnode for one in view.chain.open_intervals()) if view.chain is not None else Counter[str]()
     for vnode in order:
-        row = orchestrator_pb2.VNodeView(vnode=vnode, curve=runtime.exits.curve(job_id, vnode))
+        row = orchestrator_pb2.VNodeView(vnode=vnode, curve=runtime.exits.curve(request_digest, vnode))
         for item in sorted(placed.get(vnode, ()), key=lambda item: item.role):
             replica = row.replicas.add(assignment=item)
             found = runtime.shared.inventory.report(item.pnode_id, item.replica, now)

@@ -46,7 +46,7 @@ def progress_of(
         num_batches=job.num_batches,
         placed=placed,
         durable=view.durable(job_id),
-        exits=exits.test_results(job_id, order),
+        exits=exits.test_results(job.request_digest, order),
         since_manifest_complete_s=since_manifest_complete_s,
         settling_deadline_s=job.request.settling_deadline_s or limits.SETTLING_DEADLINE_S,
         num_open_audits=num_late + (len(view.chain.open_intervals()) if view.chain is not None else 0),

@@ -360,7 +360,7 @@ class ModelRuntime:
             for item in (before, view)
         )
         if view.job is not None and (moved := {vnode for vnode, first in new.items() if first != old.get(vnode)}):
-            self.exits.forget(view.job.request.job_id, moved)
+            self.exits.forget(view.job.request_digest, moved)
 
     async def _watch_store(self) -> None:
         """One event when the store has been away for a while, with the remedy, and one when it is back."""

@@ -192,8 +192,8 @@ class ViewLoader:
         if known is None:
             stored = await self._store.get(keys.job_request(model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
             known = await self.job_from_bytes(stored.data)
-            for digest in (known.request_digest, ""):
-                _remember(self._jobs, (model, job_id, digest), known)
+        for digest in (known.request_digest, ""):
+            _remember(self._jobs, (model, job_id, digest), known)
         return known
 
     async def job_from_bytes(self, data: bytes) -> JobFacts:

@@ -11,11 +11,14 @@ from dataservice import keys
 from dcnr.ids import digest_of
 from dcnr.v1 import model_pb2
 from orchestrator.changes import Activate, Decide, apply
+from orchestrator.costs import StageCost
 from orchestrator.ends import Ends
+from orchestrator.exits import ExitBook
 from orchestrator.history import History
 from orchestrator.jobbook import MISSING_LOOKS
 from orchestrator.jobs import ends_to_write, next_change
-from orchestrator.view import ModelView, same_documents
+from orchestrator.progress import progress_of
+from orchestrator.view import JobFacts, ModelView, same_documents
 
 
 def test_an_end_that_a_store_lost_is_written_again_also_of_a_job_that_is_known_no_more() -> None:
@@ -433,3 +436,35 @@ def test_that_a_job_was_called_off_is_said_at_once_by_whoever_doubts_its_end() -
     shelf.refresh(MISSING_LOOKS - 2)
     assert shelf.book.records["j"].is_doubted
     assert shelf.store.peek(key) is None, "that is another job"
+
+
+def test_a_job_that_was_asked_for_anew_does_not_end_with_the_results_of_the_one_that_was_lost() -> None:
+    """It was completed before anybody had evaluated what it learned, and its end told what the former had come to."""
+    exits, cost = ExitBook(), StageCost("a", (), (), True, 1, 1.0, 1, 1, 1)
+    head = model_pb2.Head(active=model_pb2.ActiveJob(job_id="j", state=model_pb2.JOB_STATE_SETTLING))
+
+    def results(request_digest: str) -> list[int]:
+        facts = JobFacts(model_pb2.JobRequest(job_id="j", num_batches=9), request_digest, model_pb2.ModelGraph(), b"", (), (cost,))
+        progress = progress_of(ModelView("m", head, b"", job=facts), lambda _: None, exits, 0.0, 0)
+        assert progress is not None
+        return [one.correct for one in progress.exits]
+
+    exits.heard("1" * 64, [model_pb2.ExitResult(vnode="a", split="test", step=9, complete=True, count=4, correct=3)])
+    assert (results("1" * 64), results("2" * 64)) == ([3], [])
+    exits.heard("2" * 64, [model_pb2.ExitResult(vnode="a", split="test", step=9, complete=True, count=4, correct=1)])
+    assert results("2" * 64) == [1]
+
+
+def test_the_request_of_a_job_is_the_one_that_was_read_last_also_where_that_is_an_earlier_one() -> None:
+    """The store went back once more, to where it had the former: whoever serves what that learned named the other, which no PNode could read."""
+    shelf, digests = Shelf(), list[str]()
+    shelf.submit("j", begins_with=shelf.manifest(1, HOLDER))
+    former = shelf.store.peek(key := keys.job_request("m", "j"))
+    for data in (former, None, former):
+        shelf.store.rewind(key, data)
+        if data is None:
+            shelf.submit("j", begins_with=shelf.manifest(1, HOLDER))
+        asyncio.run(shelf.book.refresh(num_back=len(digests)))
+        digests.append(asyncio.run(shelf.book._loader.job("m", "j")).request_digest)
+        assert digests[-1] == stored(shelf)
+    assert digests[0] == digests[2] != digests[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,5 +124,29 @@ def test_many_plans_are_read_in_parts_and_one_that_is_lost_is_no_plan(monkeypatc
         world.judge = CheckpointJudge(world.store, lambda: POLICY, StoppedClock())
         world.plan.assignments[0].replica = "a.7"
         assert await refused(world, made) == "unplanned_merge"
+
+    run(story)
+
+
+@pytest.mark.parametrize("audited", [False, True])
+def test_what_was_learned_for_a_job_that_the_store_has_lost_counts_in_no_other_of_its_name(audited: bool) -> None:
+    """Whoever had judged it knew its states and its plans still: what was learned from other data would have counted, with that orchestrator alone."""
+
+    async def story(world: World) -> None:
+        world.planned(world.seats())
+        if audited:
+            world.audited()
+        first = world.checkpoint(SPAN(0, 3), [0, 1, 2])
+        await world.judge.judge(world.view(), *first)
+        after = world.seats("a.8")
+        after.assignments[1].replica = "a.9"
+        world.planned(after)
+        made = world.checkpoint(SPAN(0, 4), [3], replica="a.9")
+        view = world.view()
+        assert view.job is not None
+        for judge in (world.judge, CheckpointJudge(world.store, lambda: POLICY, StoppedClock())):
+            with pytest.raises(DcnrError) as caught:
+                await judge.judge(replace(view, job=replace(view.job, request_digest="2" * 64)), *made)
+            assert caught.value.code == "unplanned_replica"
 
     run(story)
