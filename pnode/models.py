@@ -50,7 +50,7 @@ class Hosted:
         """Where audits are in force: raises Unavailable (``head_awaited``) a few times while ``head`` is older than the plan, since its manifest may not say
         yet what was taken back.
         """
-        if policy.audits_drawn and self.num_waits < MAX_HEAD_WAITS and (head is None or head.sequence < desired.sequence):
+        if policy.audits_drawn and self.num_waits < MAX_HEAD_WAITS and (head is None or _place(head) < _place(desired)):
             self.num_waits += 1
             raise Unavailable("the head that names this plan is not here yet", code="head_awaited")
 
@@ -92,6 +92,10 @@ class Model:
             return 1
         head = self.authority.head
         return 2 if head is not None and not head.active.job_id else 3
+
+
+def _place(one: model_pb2.Head | model_pb2.DesiredState) -> tuple[int, int]:
+    return int(one.epoch), int(one.sequence)
 
 
 def order_of(desired: model_pb2.DesiredState) -> tuple[str, int, int]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from dcnr.errors import Unavailable
 from dcnr.ids import NodeId
 from dcnr.v1 import model_pb2
 from pnode.authority import Accepted, Authority, Ignored, Source, Term, Unconfirmed
+from pnode.models import Hosted
+from trust.identity import NodeKey
+from trust.network import create_document, verify_chain
 
 ME, A, B, ROGUE = (NodeId(char * 40) for char in "0abc")
 NETWORK = "9" * 40
@@ -139,3 +143,15 @@ def test_what_is_addressed_to_another_is_not_obeyed(of_another: dict[str, str]) 
     said.epoch = 9
     state.offered(said, A)
     assert state.unconfirmed == (Term(2, A),), "nor does anything wait for a head on its account"
+
+
+@pytest.mark.parametrize(("epoch", "sequence", "waits"), [(2, 9, True), (3, 4, True), (3, 5, False), (4, 1, False)])
+def test_a_new_replica_begins_with_no_head_that_is_older_than_its_plan(epoch: int, sequence: int, waits: bool) -> None:
+    """In a store that went back an earlier term has higher sequences: its manifest may not say yet what was taken back."""
+    policy = verify_chain([create_document(NodeKey.generate(), name="n", now_wall=1.0, orchestrator_ids=[A], audits="drawn")])
+    hosted, found = Hosted(model_pb2.DesiredAssignment(), "m"), False
+    try:
+        hosted.await_head(head(A, epoch, sequence), desired(A, 3, 5), policy)
+    except Unavailable:
+        found = True
+    assert found is waits
