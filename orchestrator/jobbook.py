@@ -8,6 +8,7 @@ in one look the store counts as away.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final
@@ -134,7 +135,8 @@ class JobBook:
             if job_id not in self._listed or (job_id != needed and self._is_left_out(job_id, counts)):
                 continue
             if job_id in self._doubts:
-                await self._repeat_of_doubted(job_id, found)
+                with contextlib.suppress(Unavailable, NotFound, Corrupt):  # in the next look, then
+                    await self._repeat_of_doubted(job_id, found)
                 continue
             try:
                 await self._read_job(job_id, found, counts)
@@ -211,10 +213,17 @@ class JobBook:
 
     async def _repeat_of_doubted(self, job_id: str, found: Mapping[str, float]) -> None:
         """Whoever remembers that a job was called off, and ended by it, says the former at once where the store has lost both: who knows neither begins it
-        meanwhile.
+        meanwhile. Raises Unavailable, NotFound, Corrupt.
         """
-        if "end" not in found and self._read_tags.get(job_id) == self._tags[job_id]:
-            await self._words.repeat(job_id, self._records[job_id].request_digest, found)
+        digest = self._records[job_id].request_digest
+        if "end" in found or not digest:
+            return
+        if self._read_tags.get(job_id) != self._tags[job_id]:  # another request, or the same one put back by whoever tags what it writes, not what that is
+            stored = await self._store.get(keys.job_request(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
+            if digest_of(stored.data) != digest:
+                return
+            self._read_tags[job_id] = self._tags[job_id]
+        await self._words.repeat(job_id, digest, found)
 
     async def _read_anew(self, record: JobRecord, requested_at: float, counts: bool) -> JobRecord | None:
         """What is known of a job whose request is listed as another object than was read: a store that went back had lost it, and the name was given anew.

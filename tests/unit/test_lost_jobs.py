@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from test_jobbook import FIRST, HOLDER, Clock, Shelf
@@ -468,3 +469,25 @@ def test_the_request_of_a_job_is_the_one_that_was_read_last_also_where_that_is_a
         digests.append(asyncio.run(shelf.book._loader.job("m", "j")).request_digest)
         assert digests[-1] == stored(shelf)
     assert digests[0] == digests[2] != digests[1]
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_so_it_is_where_the_same_request_was_put_back_under_another_tag(is_away: bool) -> None:
+    """Stores that encrypt give each object that is written a tag of its own, and a copy that is played back writes all of them."""
+    shelf = Shelf()
+    shelf.submit("j", begins_with=shelf.manifest(1, HOLDER))
+    shelf.call_off("j")
+    shelf.refresh()
+    shelf.end("j")
+    shelf.refresh()
+    for lost in (key := keys.job_cancel("m", "j"), keys.job_end("m", "j")):
+        shelf.store.rewind(lost, None)
+    request = keys.job_request("m", "j")
+    shelf.store._objects[request] = replace(shelf.store._objects[request], etag='"another"')
+    shelf.damage(*([request] if is_away else []))
+    shelf.refresh()
+    assert shelf.book.records["j"].is_doubted
+    assert (shelf.store.peek(key) is None) is is_away
+    shelf.damaged.keys.clear()
+    shelf.refresh()
+    assert shelf.store.peek(key) is not None
