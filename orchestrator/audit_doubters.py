@@ -40,6 +40,9 @@ class Doubters:
         """By auditor: when intervals were judged that it alone had doubted, or accused without proof; the newest."""
         self.taken_back: dict[str, TakenBack] = {}
         """By VNode: what doubts took back last, while what was spared before it may be drawn for that."""
+        self._gone_back_to: dict[tuple[str, str], TakenBack] = {}
+        """By VNode and checkpoint: what doubts took back last that went on from there. What went on since is seldom drawn at once: doubts take back what
+        stands on it first, and come to it then."""
         self.held: dict[str, tuple[Interval, float]] = {}
         """By name, until when what doubts take back waits for what came with the same checkpoint; until `look` also what waits for nothing."""
 
@@ -61,8 +64,12 @@ class Doubters:
         _, until_s = self.held.get(case.interval.name, (case.interval, -math.inf))
         return case.decision if until_s == -math.inf else None
 
-    def look(self, ledger: Ledger, cases: Mapping[str, Case], again: Container[str], now_s: float) -> None:
-        """What is held goes back as soon as nothing that came with it is looked at any more. ``again``: spared ones that are to be open."""
+    def look(
+        self, ledger: Ledger, cases: Mapping[str, Case], again: Container[str], now_s: float, *, waits: bool = True
+    ) -> None:
+        """What is held goes back as soon as nothing that came with it is looked at any more. ``again``: spared ones that are to be open. ``waits``: not where
+        the job may be over before, and what is doubted would be in what it comes to.
+        """
 
         def is_looked_at(one: Interval) -> bool:
             case = cases.get(one.name)
@@ -70,11 +77,12 @@ class Doubters:
             return one.name in again or is_guilty or (case is not None and case.decision is None)
 
         self.taken_back = {vnode: one for vnode, one in self.taken_back.items() if now_s < one.at_s + SPARED_KEPT_S / 2}
+        self._gone_back_to = {place: one for place, one in self._gone_back_to.items() if now_s < one.at_s + SPARED_KEPT_S / 2}
         held, self.held = self.held, {}
         for name, (one, until_s) in held.items():
             if now_s < until_s and name not in cases:
                 continue  # it went back with something else
-            if now_s < until_s and any(map(is_looked_at, beside(ledger, name))):
+            if waits and now_s < until_s and any(map(is_looked_at, beside(ledger, name))):
                 self.held[name] = one, min(until_s, now_s + HELD_S)
             else:
                 self._take_back(one, ledger, now_s)
@@ -83,9 +91,10 @@ class Doubters:
         last = self.taken_back.get(one.vnode)
         if last is not None and last.number < one.number < last.num_known:
             return  # it stands on that one, or went on beside it
-        state = begins_with(ledger, one)
-        is_again = last is not None and one.number >= last.num_known and state == last.state
-        self.taken_back[one.vnode] = TakenBack(one.number, state, len(ledger.intervals), now_s, is_again)
+        place = one.vnode, begins_with(ledger, one)
+        before, num_known = self._gone_back_to.get(place), 1 + max((known.number for known in ledger.intervals.values()), default=one.number)
+        is_again = before is not None and one.number >= before.num_known
+        self.taken_back[one.vnode] = self._gone_back_to[place] = TakenBack(one.number, place[1], num_known, now_s, is_again)
 
     def resting(self, now_s: float) -> frozenset[str]:
         """Who is asked nothing now."""

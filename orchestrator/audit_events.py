@@ -72,11 +72,11 @@ class TakenBack:
     state: str
     """The checkpoint before it."""
     num_known: int
-    """So many intervals the chain knew then: what was named later has no part in it."""
+    """The chain had numbered so many intervals then, also those that nobody is to judge: what was named later has no part in it."""
     at_s: float
     """When."""
     is_again: bool = False
-    """Whether what doubts took back before it went on from the same checkpoint, and it was learned since."""
+    """Whether doubts took back what went on from the same checkpoint before, and this one was learned since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,8 @@ class People:
     """PNodes that were put into quarantine so lately that what they passed as auditors may be audited again."""
     num_batches: int = 0
     """Of the job; 0: not known."""
+    has_time: bool = True
+    """Whether the job is not over before an interval that is opened now can be judged."""
 
 
 @dataclass(frozen=True, slots=True)

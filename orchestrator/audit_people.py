@@ -55,7 +55,8 @@ def people_of(view: ModelView, shared: Shared, doubters: Doubters | None = None)
     stages, costs = (view.job.stages, view.job.costs) if view.job is not None else ((), ())
     redundancy = {stage.id: stage.redundancy for stage in stages}
     broken = _broken(view, shared)
-    doubters = doubters if doubters is not None and _has_time(view, LONGEST_CHALLENGE_S) else Doubters()
+    has_time = _has_time(view, LONGEST_CHALLENGE_S)
+    doubters = doubters if doubters is not None and has_time else Doubters()
     doubtful = dict(doubters.taken_back)
     late, recent = {*broken, *doubtful}, frozenset[str]()
     if view.chain is not None and (late or doubters.held):
@@ -67,7 +68,7 @@ def people_of(view: ModelView, shared: Shared, doubters: Doubters | None = None)
     found_out = frozenset(shared.standings.found_out_s(now_s - AGAIN_S)) if looks_again else frozenset[str]()
     num_batches = int(view.job.request.num_batches) if view.job is not None else 0
     left = left_of(view, shared.standings, now_s)
-    return People(candidates, verifiers, parts, redundancy, broken, doubtful, recent, left, ahead, found_out, num_batches)
+    return People(candidates, verifiers, parts, redundancy, broken, doubtful, recent, left, ahead, found_out, num_batches, has_time)
 
 
 def left_of(view: ModelView, standings: Standings, now_s: float) -> dict[str, tuple[Interval, ...]]:

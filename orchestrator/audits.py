@@ -317,7 +317,7 @@ class AuditDesk:
         """Spared intervals behind a state that nobody can learn from, and those of who was found out since, are audited after all; what these passed, again."""
         for one in opened_late(self._ledger, self._people, self.doubters.held):
             self._again.setdefault(one.interval, one)
-        self.doubters.look(self._ledger, self._cases, self._again, now_s)
+        self.doubters.look(self._ledger, self._cases, self._again, now_s, waits=self._people.has_time)
         for name, auditor in self._accounts.passed_alone(self._people.found_out).items():
             lied = auditor in self._accounts.liars
             if self._verdict(name) is Verdict.PASSED and self._bundles.take_again(name, now_s, also_told=lied):

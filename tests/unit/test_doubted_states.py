@@ -4,6 +4,7 @@ state in which last bits grow is looked at also where that came with the same ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -11,12 +12,13 @@ from audited_rig import NODES, judged, name_of, piece
 from audited_rig import drawn as drawing
 from test_late_draw import Network
 
-from orchestrator.audit_doubters import HELD_S
+from dcnr.intervals import IntervalSet
+from orchestrator.audit_doubters import HELD_S, Doubters
 from orchestrator.audit_events import Decision
 from orchestrator.verdicts import news
 from trust.going_back import Cause
 from trust.late_draw import SPARED_KEPT_S
-from trust.ledger import Verdict
+from trust.ledger import Interval, Ledger, Named, Verdict
 
 DOUBTED = frozenset({name_of("a-3")})
 
@@ -117,3 +119,42 @@ def test_of_a_failure_and_what_takes_it_back_the_failure_comes_first() -> None:
     network.job.named(decisions=[back, failed])
     network.job.named(decisions=[back, failed])
     assert (network.verdict("a-3"), network.verdict("a-4")) == (Verdict.UNVERIFIABLE, Verdict.FAILED)
+
+
+def test_those_who_left_are_asked_too_where_something_was_spared_before_what_is_doubted_again() -> None:
+    """What went on from the state that somebody broke is seldom drawn at once: each time what was spared there was taken back as if for the first time."""
+    network = Network("a-3")
+    del network.here[NODES["x"]]
+    rounds(network, 12)
+    network.job.primaries["a"] = "a.8"
+    spared = judged("a4", "a2", piece("a-4", 8, 12, "y", "a.1"), held=[(0, 12)], replica="a.8", node="y")
+    again = judged("a5", "a4", piece("a-5", 12, 16, "y", "a.1"), held=[(0, 16)], replica="a.8", node="y")
+    for one, drawn in ((spared, ()), (again, ("a-5",))):
+        assert network.job.named(one, draw=drawing(*drawn)).manifest is not None
+    network.tells()
+    rounds(network, 20, frozenset({name_of("a-4"), name_of("a-5")}))
+    assert [network.verdict(f"a-{number}") for number in (5, 4)] == [Verdict.UNVERIFIABLE, Verdict.UNVERIFIABLE]
+    assert [network.verdict(f"a-{number}") for number in (1, 2)] == [Verdict.SPARED, Verdict.UNVERIFIABLE], "one after another"
+    assert network.job.working("a")[0] == name_of("a1")
+
+
+def test_intervals_that_nobody_is_to_judge_hide_no_newer_one_from_what_is_drawn_for_a_doubt() -> None:
+    """Where the store loses a checkpoint, what is open in it is judged by nobody, and keeps its number: as many of the newest were taken for later ones."""
+    doubted, batches = name_of("a-9"), IntervalSet.span(8, 12)
+    one = Interval(doubted, 9, "a", "a.0", NODES["x"], batches, Verdict.OPEN)
+    ledger = Ledger({"a": (Named(name_of("a0"), ()), Named(name_of("a1"), (doubted,)))}, {doubted: one})
+    doubters = Doubters()
+    doubters.held[doubted] = one, -math.inf
+    doubters.look(ledger, {}, (), 1.0)
+    assert doubters.taken_back["a"].num_known == 10
+
+
+def test_what_is_doubted_waits_for_nothing_while_a_job_settles() -> None:
+    """It settles for ten minutes, and what is doubted waited longer: the job was completed with it, where who came with it showed nothing for so long."""
+    network = with_one_checkpoint_of_two()
+    network.silent.add(NODES["x"])
+    rounds(network, 6, frozenset({name_of("a-5")}))
+    assert network.verdict("a-5") is Verdict.OPEN, "it waits for what came with it"
+    network.has_time = False
+    rounds(network, 2, frozenset({name_of("a-5")}))
+    assert network.verdict("a-5") is Verdict.UNVERIFIABLE

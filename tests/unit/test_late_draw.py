@@ -189,7 +189,7 @@ class Network:
         self.desk = AuditDesk(Secret(b"k" * 32), Separation(single_host=True), lambda: f"{next(numbers):032x}")
         self.told: dict[str, str] = {}
         """Intervals audited late, with the finding."""
-        self.here, self.silent, self.ahead = dict(HERE), set[str](), dict[str, tuple[str, ...]]()
+        self.here, self.silent, self.ahead, self.has_time = dict(HERE), set[str](), dict[str, tuple[str, ...]](), True
         """``silent``: who shows no evidence, here or not, and what nobody answers for."""
         self.tells()
 
@@ -210,7 +210,7 @@ class Network:
         behind = left_behind(found, self.job.chain().chronicle.told, out_s, self.now_s)
         people = People(
             self.here, (VERIFIER,), broken=states, doubtful=dict(self.desk.doubters.taken_back), recent=frozenset(found.intervals), left=behind,
-            ahead=self.ahead,
+            ahead=self.ahead, has_time=self.has_time,
         )  # fmt: skip
         self.desk.tick(people, self.now_s)
         for action in self.desk.take():
@@ -379,6 +379,7 @@ def test_a_replica_of_the_plan_that_learns_nothing_finite_from_a_state_that_coun
     head = model_pb2.Head(active=model_pb2.ActiveJob(state=model_pb2.JOB_STATE_SETTLING, settling_s=1))
     request = JobFacts(model_pb2.JobRequest(num_batches=4), "0" * 64, model_pb2.ModelGraph(), b"", (), ())  # type: ignore[arg-type]
     settling = replace(view, head=head, job=request)
+    assert [people_of(one, shared).has_time for one in (view, settling)] == [True, False]
     assert not people_of(settling, shared, doubters).doubtful, "what is open when the job ends has no credit, nor what stands on it"
 
     assert people_of(view, shared).left == left_of(view, shared.standings, NOW_S) == {}
