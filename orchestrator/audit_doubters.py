@@ -64,9 +64,7 @@ class Doubters:
         _, until_s = self.held.get(case.interval.name, (case.interval, -math.inf))
         return case.decision if until_s == -math.inf else None
 
-    def look(
-        self, ledger: Ledger, cases: Mapping[str, Case], again: Container[str], now_s: float, *, waits: bool = True
-    ) -> None:
+    def look(self, ledger: Ledger, cases: Mapping[str, Case], again: Container[str], now_s: float, *, waits: bool = True) -> None:
         """What is held goes back as soon as nothing that came with it is looked at any more. ``again``: spared ones that are to be open. ``waits``: not where
         the job may be over before, and what is doubted would be in what it comes to.
         """
@@ -92,7 +90,8 @@ class Doubters:
         if last is not None and last.number < one.number < last.num_known:
             return  # it stands on that one, or went on beside it
         place = one.vnode, begins_with(ledger, one)
-        before, num_known = self._gone_back_to.get(place), 1 + max((known.number for known in ledger.intervals.values()), default=one.number)
+        before = self._gone_back_to.get(place)
+        num_known = 1 + max((known.number for known in ledger.intervals.values()), default=one.number)
         is_again = before is not None and one.number >= before.num_known
         self.taken_back[one.vnode] = self._gone_back_to[place] = TakenBack(one.number, place[1], num_known, now_s, is_again)
 
