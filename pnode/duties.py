@@ -20,7 +20,7 @@ from pnode.budget import Budget
 from pnode.headcheck import HeadCheck
 from pnode.home import Home, read_message
 from pnode.leaving import Leaving
-from pnode.models import Hosted, Model, Models, order_of
+from pnode.models import Hosted, Model, Models, order_of, place_of
 from pnode.orders import HostingOptions, Orders
 from pnode.placing import Placing, Say
 from pnode.provision import Provisioner
@@ -307,7 +307,8 @@ class Duties:
             if not _is_accepted(entry, desired):
                 return False
             if not await self._written.desired(desired.model, envelope):
-                entry.unwritten = desired
+                if entry.unwritten is None or place_of(entry.unwritten) < place_of(desired):
+                    entry.unwritten = desired
                 if entry.writing is None or entry.writing.done():
                     entry.writing = self._group.create_task(self._write_again(entry))
                 return False

@@ -50,7 +50,7 @@ class Hosted:
         """Where audits are in force: raises Unavailable (``head_awaited``) a few times while ``head`` is older than the plan, since its manifest may not say
         yet what was taken back.
         """
-        if policy.audits_drawn and self.num_waits < MAX_HEAD_WAITS and (head is None or _place(head) < _place(desired)):
+        if policy.audits_drawn and self.num_waits < MAX_HEAD_WAITS and (head is None or place_of(head) < place_of(desired)):
             self.num_waits += 1
             raise Unavailable("the head that names this plan is not here yet", code="head_awaited")
 
@@ -94,7 +94,8 @@ class Model:
         return 2 if head is not None and not head.active.job_id else 3
 
 
-def _place(one: model_pb2.Head | model_pb2.DesiredState) -> tuple[int, int]:
+def place_of(one: model_pb2.Head | model_pb2.DesiredState) -> tuple[int, int]:
+    """In which order heads, and desired states, count: in a store that went back a later term may have lower sequences."""
     return int(one.epoch), int(one.sequence)
 
 

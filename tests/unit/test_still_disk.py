@@ -374,3 +374,28 @@ def test_numbers_that_wait_for_the_disk_together_are_not_one_number(tmp_path: Pa
         thread.join()
     assert sorted(numbers) == [7, 8, 9]
     home.close()
+
+
+def test_what_the_disk_does_not_take_is_not_replaced_by_what_is_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An orchestrator that is behind tells of the plan before: no stream repeats the newer one, and this PNode would keep to the older until the next."""
+    monkeypatch.setattr("pnode.duties.DISK_RETRY_S", 0.0)
+    said: list[tuple[str, str, str]] = []
+
+    async def story() -> None:
+        async with asyncio.TaskGroup() as group:
+            mine, full = duties(tmp_path, said, group), [True, True]
+            taken = mine._written.desired
+
+            async def tried(model: str, envelope: identity_pb2.Envelope) -> bool:
+                return await taken(model, envelope) if not full else full.pop() and False
+
+            monkeypatch.setattr(mine._written, "desired", tried)
+            await mine.head_received(head(FIRST), Source.OWN_GET)
+            await asyncio.gather(mine.desired_received(desired(FIRST, 2)), mine.desired_received(desired(FIRST, 1)))
+            await until(lambda: mine.term()[2] is not None)
+            found = mine.term()[2]
+            assert found is not None
+            assert found.sequence == 2
+            mine.stop()
+
+    asyncio.run(story())
