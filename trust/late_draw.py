@@ -29,6 +29,8 @@ MAX_SPARED: Final = 16
 """Spared intervals of a replica whose evidence its PNode keeps, the newest; where they are of different sizes, `Newer` says which."""
 SPARED_KEPT_S: Final = 8 * 3600.0
 """So long it keeps it, where there is room; only in the first half of that time an interval is drawn late, so that nobody is asked for what is too old."""
+MAX_OLD: Final = 4096
+"""So many verdicts in a row that are too old, and nothing is looked for behind them: a job of weeks has more than can be gone through in each look."""
 
 
 class Newer:
@@ -86,10 +88,14 @@ def spared_lately(ledger: Ledger, told: Sequence[Told], now_s: float) -> dict[st
     """
     found: dict[str, float] = {}
     newer: defaultdict[tuple[str, str], Newer] = defaultdict(Newer)
+    num_old = 0
     for one in reversed(told):
+        num_old = num_old + 1 if one.decided_s <= now_s - SPARED_KEPT_S / 2 else 0
+        if num_old > MAX_OLD:
+            break
         if one.verdict is Verdict.SPARED:
             is_kept = newer[one.pnode_id, ledger.intervals[one.interval].replica].keeps(one.num_batches)
-            if is_kept and one.decided_s > now_s - SPARED_KEPT_S / 2:
+            if is_kept and not num_old:
                 found[one.interval] = one.decided_s
     return found
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +52,7 @@ from trust.in_force import InForce
 from trust.late_draw import (
     AT_ONCE,
     BURST_LOSS,
+    MAX_OLD,
     MAX_SPARED,
     SPARED_KEPT_S,
     UNLEARNED,
@@ -153,6 +155,26 @@ def test_it_is_left_alone_where_its_evidence_may_be_gone() -> None:
     assert left(ledger(3), {"x": NOW_S + 9}, NOW_S + half_s + 2) == {}
     old, new = told(ledger(1), spared_s=NOW_S - SPARED_KEPT_S), told(ledger(3))[1:]
     assert list(spared_lately(ledger(3), [*new, *old], NOW_S)) == ["2", "1"], "a clock that was wrong hides nothing before it"
+
+
+class Long(list[Told]):
+    """Which counts how far it is gone through from its end."""
+
+    num_read = 0
+
+    def __reversed__(self) -> Iterator[Told]:
+        for one in super().__reversed__():
+            self.num_read += 1
+            yield one
+
+
+def test_what_a_job_of_weeks_has_told_is_not_gone_through_in_each_look() -> None:
+    """A doubt a few times a day kept every look of the holder, one a second, at all verdicts of the job: its beats waited for that."""
+    found = ledger(3)
+    old = [replace(told(found)[0], decided_s=NOW_S - SPARED_KEPT_S)] * (4 * MAX_OLD)
+    said = Long([*old, *told(found)[1:]])
+    assert list(spared_lately(found, said, NOW_S + 60)) == ["2", "1"]
+    assert said.num_read <= MAX_OLD + 3
 
 
 def test_of_a_replica_the_newest_that_were_ever_spared_are_kept_and_what_is_drawn_makes_no_room_for_older_ones() -> None:
