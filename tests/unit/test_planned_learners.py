@@ -144,9 +144,13 @@ def test_what_was_learned_for_a_job_that_the_store_has_lost_counts_in_no_other_o
         made = world.checkpoint(SPAN(0, 4), [3], replica="a.9")
         view = world.view()
         assert view.job is not None
+        signed_anew = replace(view, job=replace(view.job, request_digest="2" * 64))
+        await world.judge.judge(signed_anew, *made)
+        assert signed_anew.job is not None
+        signed_anew.job.request.dataset_digest = "d" * 64
         for judge in (world.judge, CheckpointJudge(world.store, lambda: POLICY, StoppedClock())):
             with pytest.raises(DcnrError) as caught:
-                await judge.judge(replace(view, job=replace(view.job, request_digest="2" * 64)), *made)
+                await judge.judge(signed_anew, *made)
             assert caught.value.code == "unplanned_replica"
 
     run(story)
