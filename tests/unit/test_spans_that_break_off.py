@@ -12,7 +12,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from test_steadiness import CASE, NUM_STEPS, SCHEMA, beginning, claimed, done, moved
+from test_steadiness import CASE, NUM_STEPS, SCHEMA, beginning, claimed, done, moved, on_another_machine
 
 from benchmarks.tolerance_cases import REGISTRY
 from dcnr.errors import Corrupt
@@ -23,12 +23,14 @@ from vnode import optimizers
 from vnode.checks.claims import Anchored, Claim, Taken
 from vnode.checks.plan import checks_of_stage
 from vnode.checks.replay import replay
+from vnode.checks.residuals import FAR
+from vnode.checks.steadiness import has_led_elsewhere
 from vnode.checks.torch_record import as_array
 from vnode.checks.torch_sides import TwoSidedCompute
-from vnode.state import parse
+from vnode.state import parse, serialise
 from vnode.torch_merging import DeltaValues, encode
 
-MEAN = "component.norm.running_mean"
+CONV, MEAN = "w/component.conv.weight", "component.norm.running_mean"
 STEADY = beginning(at_the_kink=False)
 
 
@@ -108,3 +110,16 @@ def test_who_is_off_where_other_last_bits_give_nothing_finite_is_not_accused(mon
     seed = next(one for one in count() if max(norms(moved(STEADY, one), monkeypatch)) > limit)
     monkeypatch.setattr(optimizers, "MAX_GRADIENT_NORM", limit)
     assert judge(heard(claimed(STEADY, wrong_at=5), seed)).finding is Finding.DOUBT
+
+
+def test_what_moves_nothing_here_may_move_by_other_last_bits() -> None:
+    """From maps of zeros a stage's statistics move by rounding alone. Who moves them where this machine does not was accused at once: whoever makes a state can
+    lay it there. Where no other last bits move them either it is.
+    """
+    info, values = parse(STEADY, SCHEMA)
+    first = serialise(SCHEMA, info, {**values, CONV: np.zeros_like(values[CONV])})
+    found = list(heard(on_another_machine(first, CASE.entries()[:3])))
+    assert max(one.residual for one in found) == FAR
+    assert judge(found, to_the_end=True).finding is Finding.DOUBT
+    far = Comparison(0, "buffers", MEAN, FAR, 1e-3)
+    assert not has_led_elsewhere(far, far)

@@ -22,6 +22,8 @@ SLAB_VALUES = 1 << 16
 """Values that stay near the processor while they are gone through several times."""
 SQUARES_FLOAT32 = (1e-24, 1e30)
 """Between these a sum of squares says that none of them was too large for float32, and that those too small for it do not matter."""
+FAR = 1e30
+"""Units that what moved is off by where nothing should have: above every tolerance, and no less than finite, since last bits may decide whether it moves."""
 HALF_STEP = 0.5 + 1e-4
 """Steps of an int8 code that rounding moves a value by at most, with room for the last bits of its scale."""
 LOSS_FLOOR = 0.1
@@ -172,7 +174,8 @@ class _Residuals:
     def residual(self, name: str, claimed: Array) -> StateResidual:
         """Of a tensor that can be compared."""
         distance = max(norm(self._weighted(name, claimed.astype(np.float64) - self._found[name])) - self._rounding(name), 0.0)
-        return StateResidual(self._part if name.startswith("w/") else _part(name), name, _relative(distance, self._scale(name)))
+        residual = min(_relative(distance, self._scale(name)), FAR)
+        return StateResidual(self._part if name.startswith("w/") else _part(name), name, residual)
 
     def bulk(self, kind: str, claimed: Mapping[str, Array]) -> float:
         """The median, over all values of that kind that can be compared, of how far each is off: in units of the rms of what its tensor should have moved."""
@@ -184,7 +187,7 @@ class _Residuals:
                 beyond = np.maximum(distances - self._rounding(name) / math.sqrt(max(mine.size, 1)), 0.0)
                 unit = self._scale(name) / math.sqrt(max(mine.size, 1))
                 with np.errstate(over="ignore"):
-                    apart.append((beyond / unit if unit > 0 else np.where(beyond > 0, math.inf, 0.0)).astype(np.float32))
+                    apart.append((beyond / unit if unit > 0 else np.where(beyond > 0, FAR, 0.0)).astype(np.float32))
         return float(np.median(np.concatenate(apart))) if apart else 0.0
 
     def _scale(self, name: str) -> float:
