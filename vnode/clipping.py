@@ -22,6 +22,10 @@ from vnode.state import NUM_DISTANCES
 MOMENTUM: Final = 0.9
 MIN_KNOWN: Final = 4
 """Distances without which there is no median; until then only the plain bound holds."""
+LEAST: Final = 2.0**-126
+"""As far as that a delta is remembered to have been, also where it lay on the centre: that is so by last bits, and whoever sends it there would decide by them
+whether there is a median. The smallest normal number, which every machine keeps.
+"""
 MAX_MOVE: Final = 1.0
 """No delta moves the weights of a VNode further than this part of their own norm."""
 
@@ -55,7 +59,7 @@ def clipped(moved: Moved, num_batches: int, centre: Centre) -> tuple[Moved, Cent
     """What counts of a displacement that ``num_batches`` made, and the centre after it. The first few count whole, and move no centre."""
     away = {name: value / num_batches - centre.moved[name] for name, value in moved.items()}
     distance, radius = _norm(away), _radius(centre.distances)
-    distances = torch.cat([centre.distances[1:], torch.tensor([distance], dtype=torch.float32)])
+    distances = torch.cat([centre.distances[1:], torch.tensor([max(distance, LEAST)], dtype=torch.float32)])
     if radius is None:
         return moved, Centre(centre.moved, distances)
     factor = min(1.0, radius / distance) if distance > 0 else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,9 +18,9 @@ from dcnr.intervals import IntervalSet
 from dcnr.units import Share
 from vnode import merge_events as mev
 from vnode.checks.residuals import state_residuals
-from vnode.clipping import MAX_MOVE, begun, bounded, clipped
+from vnode.clipping import MAX_MOVE, MIN_KNOWN, Centre, begun, bounded, clipped
 from vnode.merging import MIN_CONTRIBUTORS, Merging, counts_of
-from vnode.state import DISTANCES, anchor_schema, for_new_job, parse
+from vnode.state import DISTANCES, NUM_DISTANCES, anchor_schema, for_new_job, parse
 from vnode.state_scan import HEAD_BYTES, StateScan, schema_in
 from vnode.torch_compute import TorchCompute
 from vnode.torch_merging import DeltaValues
@@ -47,6 +48,24 @@ def taken_and_honest(bad: Bad | None, noise: float, seed: int) -> tuple[Tensor, 
                 taken += counts["w"] / 4
         honest += mean if number >= ROUNDS // 2 else 0
     return taken, honest
+
+
+def test_whether_a_delta_lies_on_the_centre_to_the_last_bit_decides_nothing() -> None:
+    """Machines part in the last bits of a centre that has moved. One delta that lies on it as a primary has it counted for nothing there, and the next
+    was taken whole: whoever audited that primary had it clipped to a thousandth, and accused it.
+    """
+    rng = torch.Generator().manual_seed(0)
+    known = torch.zeros(NUM_DISTANCES)
+    known[:MIN_KNOWN] = 0.02
+    begin = Centre({"w": 1e-3 * torch.randn(SIZE, generator=rng)}, known)
+    _, here = clipped({"w": BATCHES * 1e-3 * torch.randn(SIZE, generator=rng)}, BATCHES, begin)
+    there = replace(here, moved={"w": torch.nextafter(here.moved["w"], torch.tensor(1.0))})
+    on_it, far = {"w": 64 * here.moved["w"]}, {"w": 64 * torch.randn(SIZE, generator=rng)}
+    counts: list[Tensor] = []
+    for centre in (here, there):
+        _, after = clipped(on_it, 64, centre)
+        counts.append(clipped(far, 64, after)[0]["w"])
+    assert float((counts[0] - counts[1]).norm()) <= 1e-3 * float(counts[1].norm())
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.5, 1.0])
