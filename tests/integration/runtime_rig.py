@@ -76,10 +76,11 @@ class Orchestrator:
                     self.shared.inventory.attached(worker.node_id, now)
                 self.shared.inventory.beat(worker.node_id, now, worker.beat(), 0.3)
                 view = self.runtime.view
-                if view is not None and view.job is not None and view.plan is not None:
+                if view is not None and view.plan is not None:
                     envelope = await self.runtime.loader.desired(view, worker.node_id)
                     if envelope is not None:
                         worker.host(open_desired(envelope.SerializeToString(), self.shared.policy, MODEL))
+                if view is not None and view.job is not None:
                     for report in worker.reports.values():
                         self.runtime.exits.heard(view.job.request_digest, report.exits)
             if tell_transitions(self.shared, now):
