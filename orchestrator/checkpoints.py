@@ -16,6 +16,7 @@ from typing import Any, Final
 from dataservice import keys
 from dataservice.manifest_form import Contribution
 from dcnr import limits
+from dcnr.asked_work import work_digest
 from dcnr.errors import Corrupt, NotFound, Refused, Unavailable
 from dcnr.ids import digest_of, number_of
 from dcnr.intervals import IntervalSet
@@ -28,7 +29,7 @@ from orchestrator.jobs import intervals
 from orchestrator.judging import Reads, Refusals, Turns
 from orchestrator.learners import Learners, Merge, Signer
 from orchestrator.states import StateCheck
-from orchestrator.view import NO_WORK, JobFacts, ModelView, Work
+from orchestrator.view import JobFacts, ModelView
 from trust.commits import MAX_COMMIT_BYTES, Place, VerifiedCommit, follows, open_commit, open_delta
 from trust.envelope import digest_of_envelope, parse_envelope
 from trust.network import NetworkPolicy
@@ -66,12 +67,12 @@ class CheckpointJudge:
 
     def __init__(self, store: ObjectStore, policy: Callable[[], NetworkPolicy], clock: Clock, reads: Reads | None = None) -> None:
         self._store, self._policy, self._clock, self._states = store, policy, clock, StateCheck(store)
-        self._known: OrderedDict[tuple[Work, str, str, str], Ancestry] = OrderedDict()
-        """By the commit that ends in the state: replicas that learn alike come to one state on ways of their own."""
+        self._known: OrderedDict[tuple[str, str, str, str], Ancestry] = OrderedDict()
+        """By what the job learns, and the commit that ends in the state: replicas that learn alike come to one state on ways of their own."""
         self._looked_at: OrderedDict[str, str] = OrderedDict()
         self._lacking: OrderedDict[str, str] = OrderedDict()
         """By the commit of a checkpoint: the ancestor that was not in the store. Until it is there nothing is read for that checkpoint again."""
-        self._learners, self._work, self._behind = Learners(""), NO_WORK, Behind(store)
+        self._learners, self._work, self._behind = Learners(""), "", Behind(store)
         """By the plans of jobs of that name which learn that: in a store that went back one that was asked for anew may learn something else."""
         self._reads, self._turns = reads or Reads(), Turns()
         self._refused, self._dead_ends = Refusals(clock), Refusals(clock)
@@ -130,7 +131,7 @@ class CheckpointJudge:
             raise Unavailable(f"{what} is not in the store", code=STATE_MISSING) from error
 
     def _remember(self, checkpoint: model_pb2.Checkpoint, job: JobFacts, ancestry: Ancestry) -> None:
-        self._known[(job.work, checkpoint.vnode, checkpoint.digest, checkpoint.commit_digest)] = ancestry
+        self._known[(work_digest(job.request), checkpoint.vnode, checkpoint.digest, checkpoint.commit_digest)] = ancestry
         self._looked_at[checkpoint.digest] = checkpoint.commit_digest
         for table in (self._known, self._looked_at):
             _bound(table)
@@ -213,8 +214,8 @@ class CheckpointJudge:
             for merged in found.commit.merges:
                 delta = open_delta(merged.delta, place)
                 stated.append(Merge(found.commit.replica, delta.replica, delta.delegation.pnode_id, int(merged.replicas)))
-        if self._work != view.job.work:
-            self._learners, self._work = Learners(place.job_id), view.job.work
+        if self._work != (work := work_digest(view.job.request)):
+            self._learners, self._work = Learners(place.job_id), work
         await self._learners.check(stated, view.plan, view.head.plan_digest, partial(self._plan, place.model))
 
     async def _plan(self, model: str, digest: str) -> model_pb2.Plan:
@@ -243,7 +244,7 @@ class CheckpointJudge:
         Known is only what its parent commit has made too: else nobody could walk back from it, and whoever came to those bits on a way of its own is followed.
         """
         digest = commit.parent_digest
-        known = self._known.get((view.job.work if view.job else NO_WORK, place.vnode, digest, commit.parent_commit))
+        known = self._known.get((work_digest(view.job.request) if view.job else "", place.vnode, digest, commit.parent_commit))
         if view.chain is not None:
             on_line = view.chain.checkpoints.get(digest)
             if on_line is not None and _made(on_line, place, commit):

@@ -37,9 +37,6 @@ LACKING: Final = "component_lacking"
 """Code of what this orchestrator cannot read because it has not been given a component; another one may have."""
 MAX_CACHED: Final = 64
 """Documents kept by digest."""
-Work = tuple[str, str, str, str, int]
-"""A job's name, the digests of its graph, its data set and the manifest that it begins with, and N."""
-NO_WORK: Final[Work] = ("", "", "", "", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +56,6 @@ class JobFacts:
     def num_batches(self) -> int:
         """N."""
         return int(self.request.num_batches)
-
-    @property
-    def work(self) -> Work:
-        """What its request says is to be learned. One that is asked for anew under its name, once a store has lost it, may say the same or not."""
-        asked = self.request
-        return asked.job_id, asked.graph_digest, asked.dataset_digest, asked.initial_manifest_digest, int(asked.num_batches)
 
 
 @dataclass(frozen=True, slots=True)

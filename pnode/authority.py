@@ -122,7 +122,7 @@ class Authority:
                 return [Ignored("not_yet", f"the head read names epoch {term.epoch}, {self.term.epoch} is known")]
             if term.epoch == self.term.epoch and term.holder != self.term.holder:
                 return [Ignored("second_holder", f"epoch {term.epoch} belongs to {self.term.holder}, not to {term.holder}")]
-        if self.head is None or _place(head) > _place(self.head):
+        if self.head is None or place_of(head) > place_of(self.head):
             self.head = head
         self.term = term
         waiting, self._pending = self._pending, {}
@@ -138,7 +138,7 @@ class Authority:
 
     def applied(self, desired: model_pb2.DesiredState) -> None:
         """The desired state was persisted: older ones are stale from now on."""
-        self.newest = max(self.newest, _place(desired))
+        self.newest = max(self.newest, place_of(desired))
 
     @property
     def unconfirmed(self) -> tuple[Term, ...]:
@@ -146,13 +146,13 @@ class Authority:
         return tuple(Term(int(self._pending[key].epoch), key) for key in sorted(self._pending))
 
     def _newer(self, desired: model_pb2.DesiredState) -> Verdict:
-        if _place(desired) <= self.newest:
+        if place_of(desired) <= self.newest:
             return Ignored(
                 "stale", f"epoch {desired.epoch}, sequence {desired.sequence} is not above {self.newest[0]}, {self.newest[1]}"
             )
         return Accepted(desired)
 
 
-def _place(one: model_pb2.Head | model_pb2.DesiredState) -> tuple[int, int]:
+def place_of(one: model_pb2.Head | model_pb2.DesiredState) -> tuple[int, int]:
     """In which order heads, and desired states, of confirmed terms count."""
     return int(one.epoch), int(one.sequence)

@@ -15,12 +15,12 @@ from dcnr.errors import Corrupt, DcnrError, InvalidInput, Refused, Unavailable
 from dcnr.ids import NodeId
 from dcnr.ports import Clock
 from dcnr.v1 import identity_pb2, local_pb2, model_pb2, orchestrator_pb2
-from pnode.authority import Accepted, Ignored, Source, Term, Unconfirmed, Verdict
+from pnode.authority import Accepted, Ignored, Source, Term, Unconfirmed, Verdict, place_of
 from pnode.budget import Budget
 from pnode.headcheck import HeadCheck
 from pnode.home import Home, read_message
 from pnode.leaving import Leaving
-from pnode.models import Hosted, Model, Models, order_of, place_of
+from pnode.models import Hosted, Model, Models, order_of
 from pnode.orders import HostingOptions, Orders
 from pnode.placing import Placing, Say
 from pnode.provision import Provisioner

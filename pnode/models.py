@@ -10,7 +10,7 @@ from typing import Final
 from dcnr.errors import Refused, Unavailable
 from dcnr.ids import NodeId, check_name
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
-from pnode.authority import Authority
+from pnode.authority import Authority, place_of
 from trust.network import NetworkPolicy
 from vnode.costs import ReplicaCost
 
@@ -92,11 +92,6 @@ class Model:
             return 1
         head = self.authority.head
         return 2 if head is not None and not head.active.job_id else 3
-
-
-def place_of(one: model_pb2.Head | model_pb2.DesiredState) -> tuple[int, int]:
-    """In which order heads, and desired states, count: in a store that went back a later term may have lower sequences."""
-    return int(one.epoch), int(one.sequence)
 
 
 def order_of(desired: model_pb2.DesiredState) -> tuple[str, int, int]:

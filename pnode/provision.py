@@ -12,9 +12,9 @@ from pathlib import Path
 
 from dataservice.dataset_manifest import MAX_MANIFEST_BYTES as MAX_DATASET_MANIFEST_BYTES
 from dcnr import limits
+from dcnr.asked_work import work_digest
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
 from dcnr.graph import dataset_refs, graph_from_bytes, stages_of_graph
-from dcnr.ids import Digest, digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.specs import Registry
 from dcnr.stages import Stage
@@ -47,14 +47,6 @@ class Job:
     graph_bytes: bytes
     stages: dict[str, Stage]
     dataset_manifest: Path
-
-    @property
-    def work_digest(self) -> Digest:
-        """Of what the request says is to be learned: graph, data set, beginning and number of batches."""
-        asked = self.request
-        return digest_of(
-            " ".join((asked.graph_digest, asked.dataset_digest, asked.initial_manifest_digest, str(asked.num_batches))).encode()
-        )
 
 
 class Provisioner:
@@ -139,7 +131,7 @@ class Provisioner:
         remarks: list[str] = []
         tried: set[str] = set()
         found_here = await self._shelf.candidates(job.request.model, job.request.job_id, vnode)
-        local = [one for one in found_here if one.work_digest in ("", job.work_digest)]
+        local = [one for one in found_here if one.work_digest in ("", work_digest(job.request))]
         trail = Trail(self._fetch, self._policy(), job.request, vnode, remarks)
         async for named in trail.walk(manifest_digest):
             known = {candidate.digest for candidate in local} | tried

@@ -135,7 +135,7 @@ def who_is_behind_decides_on(patch: pytest.MonkeyPatch) -> None:
 
 def what_is_newest_goes_by_sequence_alone(patch: pytest.MonkeyPatch) -> None:
     """PNodes hold the sequences of different terms against each other."""
-    patch.setattr("pnode.authority._place", lambda one: (0, int(one.sequence)))
+    patch.setattr("pnode.authority.place_of", lambda one: (0, int(one.sequence)))
 
 
 def ends_wait_for_what_they_name(patch: pytest.MonkeyPatch) -> None:

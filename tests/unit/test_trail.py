@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dcnr import limits
+from dcnr.asked_work import work_digest
 from dcnr.errors import Corrupt, NotFound, Unavailable
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
@@ -144,7 +145,7 @@ def test_a_snapshot_on_this_disk_that_is_further_is_taken_without_the_store(stor
 def test_what_another_job_learned_under_the_same_name_is_no_beginning(store: Store) -> None:
     """Its request was lost with a store that went back, and the name was given to another data set; one that asks for the same once more goes on from there."""
     store.add(5, with_first=True)
-    own = store.job().work_digest
+    own = work_digest(store.job().request)
     here = [
         StartingState(Path("x"), digest_of(work.encode()), "d" * 64, IntervalSet.span(0, held), "local", work_digest=work)
         for work, held in (("another", 9), (own, 8), ("", 7))
@@ -153,8 +154,8 @@ def test_what_another_job_learned_under_the_same_name_is_no_beginning(store: Sto
     assert store.restore(local=[here[0], here[2]])[0] == here[2], "of before it was noted"
     assert store.restore(local=here[:1])[0].digest == state(5).digest
     changes = ({"dataset_digest": "e" * 64}, {"graph_digest": "e" * 64}, {"initial_manifest_digest": "e" * 64}, {"num_batches": 7})
-    assert len({own, *(store.job(**change).work_digest for change in changes)}) == 5
-    assert store.job(created_unix_ms=1, lead_batches=9).work_digest == own
+    assert len({own, *(work_digest(store.job(**change).request) for change in changes)}) == 5
+    assert work_digest(store.job(created_unix_ms=1, lead_batches=9).request) == own
 
 
 def test_what_was_taken_back_is_no_beginning_neither_from_this_disk_nor_from_an_older_manifest(store: Store) -> None:
