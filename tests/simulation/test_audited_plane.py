@@ -42,7 +42,10 @@ BREAKING: dict[str, Any] = {
     "replicas": (1,),
     "orchestrator_crashes": 0,
     "orchestrator_pauses": 0,
+    "num_batches": 100,
+    "settling_deadline_s": 150.0,
 }
+"""A job that is left with a state from which nobody learns fails soon."""
 
 
 def test_states_that_nobody_can_learn_from_are_traced_back_and_jobs_end_well() -> None:
@@ -54,7 +57,7 @@ FINDING: dict[str, Any] = {"cheating_pnodes": 4, "cheats_break": False, "faults_
 
 
 def test_what_was_spared_of_who_is_found_out_is_drawn_and_jobs_end_well() -> None:
-    found = world(17, **FINDING).run()
+    found = world(0, **{**FINDING, "faults_s": 80.0, "num_batches": 300}).run()
     assert found.num_late_found_out > 0
 
 

@@ -38,7 +38,7 @@ def test_nothing_moves_and_nobody_takes_over_where_nothing_fails() -> None:
 
 
 def test_pnodes_work_on_while_all_orchestrators_are_dead_and_fresh_ones_rebuild() -> None:
-    world = with_knobs(9, num_pnodes=12, blackout_s=30.0, num_batches=200).run()
+    world = with_knobs(6, num_pnodes=12, blackout_s=30.0, num_batches=200, jobs=3).run()
     assert world.checkers.num_takeovers >= 2
 
 
@@ -46,7 +46,7 @@ def test_pnodes_work_on_while_all_orchestrators_are_dead_and_fresh_ones_rebuild(
 def test_replicas_are_promoted_and_filled_up(seed: int, replicas: tuple[int, ...]) -> None:
     """With several replicas, faults and a slow store: plans keep their rules, and every batch still counts exactly once."""
     world = with_knobs(
-        seed, replicas=replicas, num_vnodes=5, num_pnodes=20, vnodes_per_node=4, pnode_crashes=6, num_batches=120
+        seed, replicas=replicas, num_vnodes=5, num_pnodes=20, vnodes_per_node=4, pnode_crashes=6, num_batches=120, jobs=3
     ).run()
     assert world.checkers.plans.num_contributors > 0
 
