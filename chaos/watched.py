@@ -53,16 +53,21 @@ def daemon(arguments: list[str]) -> None:
     pnode_command()
 
 
+def work(arguments: list[str]) -> int:
+    """What the worker's process does, with the directory among its arguments."""
+    parser = argparse.ArgumentParser(prog="chaos.watched")
+    parser.add_argument(FLAG, type=Path, required=True)
+    options, rest = parser.parse_known_args(arguments)
+    return worker.main(rest, Making(compute=functools.partial(WatchedCompute, options.moments)))
+
+
 def main() -> int:
     """Entry point of the daemon, and of the worker that it starts."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["pnode"]:
         daemon(arguments)
         return 0
-    parser = argparse.ArgumentParser(prog="chaos.watched")
-    parser.add_argument(FLAG, type=Path, required=True)
-    options, rest = parser.parse_known_args(arguments)
-    return worker.main(rest, Making(compute=functools.partial(WatchedCompute, options.moments)))
+    return work(arguments)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The daemon that volunteers run, but for where its worker comes from: ``python nursed_daemon.py SOCKET start …``.
 
-With ``--behaviour NAME`` its workers misbehave. With ``--may-be-deaf`` gossip tells it of nobody while a file `DEAF` is in its home.
+With ``--behaviour NAME`` its workers misbehave, with ``--moments DIRECTORY`` they tell there when they learn. With ``--may-be-deaf`` gossip tells it of
+nobody while a file `DEAF` is in its home.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from pnode.supervisor import Start, WorkerProcess
 
 DEAF: Final = "deaf"
 """Of a file."""
+OF_WORKERS: Final = ("--behaviour", "--moments")
+"""Flags of `examples.byzantine` and `chaos.watched`, whose workers need them."""
 
 
 def main() -> None:
     """Entry point."""
     start = forking(Path(sys.argv.pop(1)))
-    if "--behaviour" in sys.argv:
-        at = sys.argv.index("--behaviour")
-        start = misbehaving(start, sys.argv[at + 1])
+    for flag in set(OF_WORKERS).intersection(sys.argv):
+        at = sys.argv.index(flag)
+        start = told(start, flag, sys.argv[at + 1])
         del sys.argv[at : at + 2]
     if "--may-be-deaf" in sys.argv:
         sys.argv.remove("--may-be-deaf")
@@ -48,11 +51,11 @@ def may_be_deaf(switch: Path) -> None:
     Membership._take = heard  # type: ignore[method-assign]
 
 
-def misbehaving(start: Start, name: str) -> Start:
-    """Starts workers of `examples.byzantine`."""
+def told(start: Start, flag: str, what: str) -> Start:
+    """Starts workers that are told that besides."""
 
     async def begin(pipe: socket.socket, arguments: Sequence[str], environment: Mapping[str, str], log: int) -> WorkerProcess:
-        return await start(pipe, ["--behaviour", name, *arguments], environment, log)
+        return await start(pipe, [flag, what, *arguments], environment, log)
 
     return begin
 

@@ -12,10 +12,15 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import psutil
 import pytest
+from nursery import forked, nursed
+from trouble_rig import processes_of
 
 from benchmarks import namespaces
 from chaos.__main__ import load
@@ -27,9 +32,31 @@ from chaos.schedule import Fault, Kind, Recipe, make_schedule
 from chaos.ways import lasting
 from chaos.work import Clouds
 from dcnr.errors import Refused, Unavailable
-from dcnr.testing import Process
+from dcnr.testing import PNODE, LocalNetwork, LocalPNode, Process
 
 
+@pytest.fixture
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PNodes and their workers are forked (`nursery`), but for the last, which is as in any run: a worker that is forked is no child of its PNode."""
+    networks: list[LocalNetwork] = []
+
+    def network(directory: Path, *, pnodes: Sequence[LocalPNode], **more: Any) -> LocalNetwork:
+        *others, last = pnodes
+        others = nursed([replace(one, program=PNODE) for one in others])
+        networks.append(LocalNetwork(directory, pnodes=(*others, last), starting=forked, **more))
+        return networks[-1]
+
+    def family(pid: int) -> list[psutil.Process]:
+        (home,) = [one.home for one in networks[-1].pnodes if one.pid == pid]
+        found = {one.pid: one for one in (psutil.Process(pid), *processes_of(home))}
+        assert len(found) == 2, found
+        return [*found.values()]
+
+    monkeypatch.setattr("chaos.run.LocalNetwork", network)
+    monkeypatch.setattr("chaos.ways.family", family)
+
+
+@pytest.mark.usefixtures("_forked")
 def test_kills_and_pauses_lose_nothing() -> None:
     schedule = load("short")
     told: list[str] = []
