@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -76,14 +77,14 @@ def test_a_demo_that_keeps_its_network_says_how_it_is_asked_and_ended_and_leaves
     with (
         nothing_left(directory, short / "tmp"),
         Command(
-            DEMO, str(folder), str(directory), "--no-kills", "--keep", cwd=short, environment={"TMPDIR": str(short / "tmp")}
+            DEMO, str(folder), str(directory), "--no-kills", "--keep", lent(), cwd=short, environment={"TMPDIR": str(short / "tmp")}
         ) as demo,
     ):
         demo.line("the network goes on; Ctrl-C ends it")
         listing = demo.line("  dcnr job list --network").split()
         status = demo.line("  pnode status --home").split()
-        homes = {str(directory / name) for name in ("o1", "o2", "p1", "p2")}
-        assert homes <= {word for process in processes_of(directory) for word in process.cmdline()}, "all of it runs"
+        logs = {os.readlink(f"/proc/{process.pid}/fd/1") for process in processes_of(directory)}
+        assert logs >= {str(directory / "log" / f"{name}.log") for name in ("o1", "o2", "p1", "p2")}, "all of it runs"
         jobs = run("-m", "dcnr.cli.dcnr", *listing[1:], code=0, environment={"DCNR_HOME": str(short / "home")})
         assert "completed" in jobs
         assert "active" in run("-m", "dcnr.cli.pnode", *status[1:], code=0)
