@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nursery import DAEMON, nursery
 from trouble_rig import Command, asked, processes_of, run, told, until
 
 from dcnr.rpc.dialer import Dialer
@@ -46,8 +47,8 @@ def home() -> Iterator[Path]:
 
 
 def start(network: LocalNetwork, home: Path, *flags: str) -> tuple[str, ...]:
-    """A start by the address alone, as a volunteer does it; later flags win."""
-    return (*PNODE, "start", "--home", str(home), "--bootstrap", network.bootstrap[0].partition("@")[2], *PORTS, *flags)
+    """A start by the address alone, as a volunteer does it, but for its worker, which is forked; later flags win."""
+    return (str(DAEMON), str(nursery("workers")), "start", "--home", str(home), "--bootstrap", network.bootstrap[0].partition("@")[2], *PORTS, *flags)
 
 
 def why(home: Path) -> dict[str, str]:
