@@ -168,6 +168,25 @@ def forked(command: Sequence[str], environment: Mapping[str, str], log: int) -> 
     return Forked(pid, command, os.fdopen(ours, "wb"), asking)
 
 
+def ran(arguments: Sequence[str], environment: Mapping[str, str], within_s: float) -> tuple[int, str]:
+    """Exit code and output of ``python -m MODULE …``, one that the daemons' nursery has loaded. Raises subprocess.TimeoutExpired: it is killed."""
+    with open(os.devnull, "r+b") as nothing, tempfile.TemporaryFile() as out:
+        asking = socket.socket(socket.AF_UNIX)
+        try:
+            pid = _asked(asking, nursery("daemons"), (nothing.fileno(), out.fileno()), arguments, environment)
+        except BaseException:
+            asking.close()
+            raise
+        process = Forked(pid, arguments, nothing, asking)
+        try:
+            code = process.wait(within_s)
+        finally:
+            process.kill()  # nothing happens to one that has ended
+            process.wait(END_S)
+        out.seek(0)
+        return code, out.read().decode()
+
+
 @functools.cache
 def nursery(of: Literal["workers", "daemons"]) -> Path:
     """The socket of that nursery of this process, which is started where it does not run; or of the process that `lent` it to this one."""

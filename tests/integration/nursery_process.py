@@ -27,7 +27,7 @@ STDIN, PIPE = 0, 3
 REQUEST_S = 10.0
 MAX_REQUEST = 1 << 20
 LOADED_BY_DAEMONS = (
-    "dcnr.cli.foreground", "dcnr.cli.gateway_serving", "dcnr.cli.orchestrator", "dcnr.cli.pnode", "dcnr.cli.screens", "orchestrator.service",
+    "dcnr.cli.dcnr", "dcnr.cli.foreground", "dcnr.cli.gateway_serving", "dcnr.cli.orchestrator", "dcnr.cli.pnode", "dcnr.cli.screens", "orchestrator.service",
     "pnode.entry", "pnode.verifying", "uvloop", "boto3.s3.transfer", "encodings.idna", "grpc_reflection.v1alpha.reflection", "pydantic.type_adapter",
     "pydantic.types",
 )  # fmt: skip

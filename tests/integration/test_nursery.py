@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
-from nursery import Forked, Nursed, forked, forking, nursery
+import pytest
+from nursery import Forked, Nursed, forked, forking, nursery, ran
 from trouble_rig import processes_of, until
 
 from dcnr import crashpoints
@@ -101,6 +102,20 @@ def test_a_forked_command_has_its_own_environment_and_its_end_is_known(tmp_path:
     assert end(command, environment, tmp_path / "log") == 0
     executed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert (tmp_path / "log").read_text() == executed.stdout != ""
+
+
+@pytest.mark.parametrize("asked", ["dcnr local status --directory", "pnode status --home", "orchestrator status --home"])
+def test_what_ran_says_what_it_says_when_it_is_executed_and_is_not_waited_for_without_end(tmp_path: Path, asked: str) -> None:
+    name, *rest = asked.split()
+    words = ("-m", f"dcnr.cli.{name}", *rest, str(tmp_path))
+    environment = clean_environment(os.environ)
+    executed = subprocess.run(
+        [sys.executable, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert ran(words, environment, 60.0) == (executed.returncode, executed.stdout)
+    assert (executed.returncode, "not_running" in executed.stdout) == (3, True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        ran(words, environment, 0.0)
 
 
 def end(command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:

@@ -48,7 +48,8 @@ def home() -> Iterator[Path]:
 
 def start(network: LocalNetwork, home: Path, *flags: str) -> tuple[str, ...]:
     """A start by the address alone, as a volunteer does it, but for its worker, which is forked; later flags win."""
-    return (str(DAEMON), str(nursery("workers")), "start", "--home", str(home), "--bootstrap", network.bootstrap[0].partition("@")[2], *PORTS, *flags)
+    daemon = (str(DAEMON), str(nursery("workers")), "start", "--home", str(home))
+    return (*daemon, "--bootstrap", network.bootstrap[0].partition("@")[2], *PORTS, *flags)
 
 
 def why(home: Path) -> dict[str, str]:

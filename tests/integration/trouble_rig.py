@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from nursery import ran
 from schemas_rig import check_output
 
 from dcnr.cli import errors, pnode
@@ -157,11 +158,10 @@ class Command:
 
 
 def run(*arguments: str, code: int, environment: Mapping[str, str] | None = None) -> str:
-    """What a command that ends by itself with ``code`` prints."""
-    with Command(*arguments, environment=environment) as command:
-        ended = command.end()
-        assert ended == code, f"{arguments}: {ended}\n{command.text}"
-        return command.text
+    """What a command that ends by itself with ``code`` prints; forked, since what it loads is not looked at."""
+    ended, text = ran(arguments, clean_environment(os.environ) | dict(environment or {}), END_S)
+    assert ended == code, f"{arguments}: {ended}\n{text}"
+    return text.rstrip("\n")
 
 
 def asked(*arguments: str) -> str:
