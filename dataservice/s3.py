@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import functools
 import hashlib
 import re
@@ -18,10 +19,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
 
 import boto3.session
 import botocore.exceptions
+import botocore.session
+import botocore.utils
 import urllib3.exceptions
 from botocore.config import Config
 
@@ -340,4 +345,20 @@ def _client(address: StoreAddress, endpoint: str, timeout_s: float) -> Any:
 @functools.cache
 def _session() -> boto3.session.Session:
     """Of this process, without credentials: with each further one boto would read its description of S3 anew, 20 times what a client costs otherwise."""
-    return boto3.session.Session()
+    session = botocore.session.Session()
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=when)
+    return boto3.session.Session(botocore_session=session)
+
+
+def when(text: Any) -> datetime:
+    """A time in a store's answer, as boto reads it; the two forms that S3 has without boto's general parser, which takes half of the time of a list.
+
+    Raises ValueError.
+    """
+    with contextlib.suppress(TypeError, ValueError):
+        if text[10:11] == "T":
+            return datetime.fromisoformat(text)
+        if text[3:5] == ", ":
+            return parsedate_to_datetime(text)
+    found: datetime = botocore.utils.parse_timestamp(text)
+    return found
