@@ -13,6 +13,7 @@ from dcnr.v1 import model_pb2
 from simulation.control_identity import MODEL
 
 if TYPE_CHECKING:
+    from simulation.control_orchestrator import OrchestratorShell
     from simulation.control_world import ControlWorld
     from simulation.kernel import Process
 
@@ -31,6 +32,7 @@ class BackupCheckers:
         """By replica that a plan has ever placed, also one that was lost: where, and for which job."""
         self.undone: dict[str, model_pb2.Outcome] = {}
         """What heads had decided that are in the store no more; who read one acknowledged may still write the end."""
+        self._lost_heads: set[bytes] = set()
         self.highest_epoch = 0
         """Of all heads before the store went back; 0: it never did."""
         self.num_back = self.num_repeated = 0
@@ -39,6 +41,7 @@ class BackupCheckers:
         """The store went back; it held that before, and its heads had decided that."""
         store = self._world.store.store
         self.num_back += 1
+        self._lost_heads.add(before[keys.head(MODEL)])
         self._lost |= {key: data for key, data in before.items() if store.peek(key) is None}
         self.undone |= decided
         self.highest_epoch = highest_epoch
@@ -51,6 +54,13 @@ class BackupCheckers:
             head = shell.runtime.head if shell.is_alive else None
             if head is not None and (head.epoch > there.epoch or head.sequence > there.sequence):
                 self._knew[shell.node_id] = shell.process, int(head.epoch), int(head.sequence)
+
+    def may_hold_on(self, shell: OrchestratorShell) -> bool:
+        """Whether an orchestrator takes itself for the holder by a renewal that the store has lost, and that nothing has told it yet. It does so until it
+        would have to renew again, and nothing that it decides lands.
+        """
+        core = shell.runtime.loop.core
+        return core.known is not None and core.known.data in self._lost_heads and core._seen._older is None
 
     def has_held(self, key: str, data: bytes) -> bool:
         """Whether that is what the store has there, or had before it went back: whoever has not noticed may tell what was lost, and store another."""

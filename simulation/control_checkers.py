@@ -136,7 +136,7 @@ class ControlCheckers(VolunteerCheckers):
         """Every half second: one decider at most; after the heal somebody decides, and every VNode works again within a bound."""
         world, now = self._world, self._world.kernel.now_s
         self.plans.look()
-        holders = [shell.host for shell in world.honest() if shell.is_holder]
+        holders = [shell.host for shell in world.honest() if shell.is_holder and not self.backups.may_hold_on(shell)]
         world.require(len(holders) <= 1, "two_holders", f"{holders} decide at once")
         for shell in self._inventories():
             if shell.is_alive:

@@ -49,6 +49,11 @@ def test_whatever_goes_back_everybody_follows_and_no_job_ends_twice(seed: int) -
     assert restored_world(seed).run().checkers.backups.num_back > 0
 
 
+def test_a_holder_whose_renewal_is_lost_may_take_itself_for_one_until_it_hears_of_it() -> None:
+    """A copy from just before that renewal looks to takers as if nobody had renewed: one of five takes over at once."""
+    assert restored_world(24, num_orchestrators=5).run().checkers.backups.num_back > 0
+
+
 @pytest.mark.parametrize(("plant", "hint", "expected"), PLANTED, ids=[plant.__name__ for plant, *_ in PLANTED])
 def test_a_planted_bug_turns_its_checker_red(plant: Plant, hint: int, expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
