@@ -203,8 +203,9 @@ def runtime(num_batches: int = 100) -> ModelRuntime:
     for number, (pnode_id, role) in enumerate(((LIAR, model_pb2.ROLE_PRIMARY), (HONEST, model_pb2.ROLE_CONTRIBUTOR)), start=1):
         plan.assignments.add(replica=f"v0.{number}", vnode="v0", pnode_id=pnode_id, role=role, weight=1.0)
     job: Any = SimpleNamespace(
-        num_batches=num_batches, request=model_pb2.JobRequest(job_id=JOB, unit_batches=8), costs=STAGES[:1], needs=frozenset()
-    )
+        num_batches=num_batches, request=model_pb2.JobRequest(job_id=JOB, unit_batches=8), request_digest="r" * 64, costs=STAGES[:1],
+        needs=frozenset(),
+    )  # fmt: skip
     head = model_pb2.Head(plan_digest=PLAN, active=model_pb2.ActiveJob(job_id=JOB, state=model_pb2.JOB_STATE_RUNNING))
     found.view = ModelView("m", head, b"", plan, job=job, hosted={item.pnode_id: (item,) for item in plan.assignments})
     record: Any = SimpleNamespace(
