@@ -214,7 +214,10 @@ class HeadCore:
             self._saw(event.etag, event.now)
             self._seen.unchanged()
             if self._is_behind:
-                self._is_behind, self._reason = False, "" if self._epoch is not None else self._reason
+                self._is_behind, self._reason = (
+                    False,
+                    "" if self._epoch is not None else f"{self._known.head.holder} holds the head",
+                )
             return
         try:
             head = self._open(event.data)

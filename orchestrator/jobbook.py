@@ -218,9 +218,8 @@ class JobBook:
         digest = self._records[job_id].request_digest
         if "end" in found or not digest:
             return
-        if (
-            self._read_tags.get(job_id) != self._tags[job_id]
-        ):  # another request, or the same one put back, where each write has a tag of its own
+        if self._read_tags.get(job_id) != self._tags[job_id]:
+            # another request, or the same one put back, where each write has a tag of its own
             stored = await self._store.get(keys.job_request(self._model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
             if digest_of(stored.data) != digest:
                 return

@@ -67,7 +67,7 @@ class BackupCheckers:
         return data in (self._world.store.store.peek(key), self._lost.get(key))
 
     def landed(self, head: model_pb2.Head) -> None:
-        """A head was written. PNodes obey neither a lower epoch nor a lower sequence than they have seen."""
+        """A head was written. Whoever knew a newer one than the store has again is above it by epoch and by sequence: so nobody takes it for older."""
         process, epoch, sequence = self._knew.get(head.holder, (None, 0, 0))
         knows = process is not None and process is self._world.orchestrator(NodeId(head.holder)).process
         above = head.epoch > epoch and head.sequence > sequence

@@ -308,6 +308,7 @@ def test_late_reads_among_newer_ones_are_no_store_that_went_back() -> None:
         late = read_on(writer, 4.0 * number - 2.0, foreign(9, 300 + number), f"late{number}")
         assert [type(item) for item in late if isinstance(item, StoreWentBack | HeadSeen)] == [StoreWentBack]
         read_on(writer, 4.0 * number, foreign(10, 500 + number // 2), f"new{number // 2}" if number > 1 else "new")
+        assert writer.reason == f"{OTHER} holds the head", "not what was read late"
     assert writer.known is not None
     assert writer.known.head.epoch == 10
 
