@@ -1,20 +1,24 @@
-"""One town of real membership nodes in this process, and what they cost: JSON on standard input and output, for `benchmarks.gossip`.
+"""One town of real membership nodes, and what they cost: JSON on standard input and output, for `benchmarks.gossip`.
 
-All bytes of this network namespace's loopback are theirs: TLS, sessions, gossip and directory. Processor time is that of this process by node; nodes with
-processes of their own pay more for each message than nodes that share one.
+All bytes of this network namespace's loopback are theirs: TLS, sessions, gossip and directory. `QUARTER` nodes at most share a process: a node that starts
+opens about a hundred connections, both ends of which are descriptors here. Processor time is that of these processes by node; nodes with processes of their
+own pay more for each message than nodes that share one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import random
 import secrets
 import sys
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dcnr.ports import Random
 from dcnr.rpc.dialer import Dialer
@@ -29,7 +33,13 @@ from trust.in_force import InForce
 from trust.network import NetworkPolicy, create_document, verify_chain
 from trust.records import VerifiedAdvert
 
-HOST = "127.0.0.1"
+HOST: Final = "127.0.0.1"
+QUARTER: Final = 25
+"""Nodes of one process."""
+APART_S: Final = 1.0
+"""Between the starts of two nodes: two cores have no more handshakes to give, and nodes whose partners are late ask others whether they live."""
+STARTED_S: Final = 120.0
+"""That a quarter takes at most to start."""
 
 
 class Anew(Circle):
@@ -75,33 +85,82 @@ class Node:
         await self._server.stop(0)
 
 
-async def measured(num_nodes: int, settle_s: float, for_s: float) -> dict[str, Any]:
-    """Starts so many nodes, waits, and looks twice."""
-    first = NodeKey.generate()
-    policy = verify_chain([
-        create_document(
-            NodeKey.generate(), name="town", now_wall=time.time(), orchestrator_ids=[first.node_id],
-            locality=identity_pb2.LOCALITY_SINGLE_HOST,
-        )
-    ])  # fmt: skip
-    nodes: list[Node] = []
-    entries: list[str] = []
+def measured(num_nodes: int, settle_s: float, for_s: float, *, anew: bool) -> dict[str, Any]:
+    """Starts so many nodes, waits, and looks twice. Raises TimeoutError; nothing runs afterwards."""
+    spawn = multiprocessing.get_context("spawn")
+    quarters: list[Connection] = []
+    founded: tuple[NetworkPolicy, str] | None = None
     try:
-        for number in range(num_nodes):
-            nodes.append(Node(policy, NodeKey.generate() if number else first, entries, number))
-            address = await nodes[-1].start()
-            entries = entries or [address]
-        await asyncio.sleep(settle_s)
-        begun, cpu_s, carried = time.monotonic(), time.process_time(), loopback_bytes()
-        await asyncio.sleep(for_s)
-        each = num_nodes * (time.monotonic() - begun)
+        for first in range(0, num_nodes, QUARTER):
+            ours, theirs = spawn.Pipe()
+            quarters.append(ours)
+            numbers = range(first, min(first + QUARTER, num_nodes))
+            spawn.Process(target=quarter, args=(theirs, numbers, founded), kwargs={"anew": anew}, daemon=True).start()
+            theirs.close()
+            founded = answer(ours)
+        time.sleep(settle_s)
+        begun, carried, cpu_before = time.monotonic(), loopback_bytes(), [told["cpu_s"] for told in looked(quarters)]
+        time.sleep(for_s)
+        each, carried = num_nodes * (time.monotonic() - begun), loopback_bytes() - carried
+        after = looked(quarters)
+        cpu_s = sum(told["cpu_s"] for told in after) - sum(cpu_before)
         return {
-            "bytes_s": round((loopback_bytes() - carried) / each, 1), "cpu_percent": round(100 * (time.process_time() - cpu_s) / each, 4),
-            "known": min(len(node.membership.members()) for node in nodes),
+            "bytes_s": round(carried / each, 1), "cpu_percent": round(100 * cpu_s / each, 4), "known": min(told["known"] for told in after),
         }  # fmt: skip
+    finally:
+        for pipe in quarters:
+            pipe.close()
+        for process in multiprocessing.active_children():
+            process.join(STARTED_S)
+
+
+def looked(quarters: Sequence[Connection]) -> list[dict[str, Any]]:
+    """What each quarter has used until now, and whom its nodes know."""
+    for pipe in quarters:
+        pipe.send("look")
+    return [answer(pipe) for pipe in quarters]
+
+
+def answer(pipe: Connection) -> Any:
+    """What comes next. Raises TimeoutError, EOFError where the quarter has failed."""
+    if not pipe.poll(STARTED_S):
+        raise TimeoutError(f"a quarter of the town said nothing for {STARTED_S:.0f} s")
+    return pipe.recv()
+
+
+def quarter(pipe: Connection, numbers: Sequence[int], founded: tuple[NetworkPolicy, str] | None, *, anew: bool) -> None:
+    """A process: these nodes, until the other end is closed. ``founded``: the network and its first node's address, which it says when all have started."""
+    if anew:
+        vars(gossip)["Circle"] = Anew
+    asyncio.run(_quarter(pipe, numbers, founded))
+
+
+async def _quarter(pipe: Connection, numbers: Sequence[int], founded: tuple[NetworkPolicy, str] | None) -> None:
+    key = NodeKey.generate()
+    policy, entry = founded or (network_of(key), "")
+    nodes: list[Node] = []
+    try:
+        for number in numbers:
+            nodes.append(Node(policy, key, [entry] if entry else [], number))
+            address, key = await nodes[-1].start(), NodeKey.generate()
+            entry = entry or address
+            await asyncio.sleep(APART_S)
+        pipe.send((policy, entry))
+        with suppress(EOFError):
+            while await asyncio.to_thread(pipe.recv):
+                pipe.send({"cpu_s": time.process_time(), "known": min(len(node.membership.members()) for node in nodes)})
     finally:
         for node in reversed(nodes):
             await node.stop()
+
+
+def network_of(orchestrator: NodeKey) -> NetworkPolicy:
+    """A new one."""
+    document = create_document(
+        NodeKey.generate(), name="town", now_wall=time.time(), orchestrator_ids=[orchestrator.node_id],
+        locality=identity_pb2.LOCALITY_SINGLE_HOST,
+    )  # fmt: skip
+    return verify_chain([document])
 
 
 def loopback_bytes() -> int:
@@ -113,9 +172,7 @@ def loopback_bytes() -> int:
 def main() -> int:
     """Entry point."""
     asked = json.load(sys.stdin)
-    if asked["anew"]:
-        vars(gossip)["Circle"] = Anew
-    told = asyncio.run(measured(asked["nodes"], asked["settle_s"], asked["for_s"]))
+    told = measured(asked["nodes"], asked["settle_s"], asked["for_s"], anew=asked["anew"])
     print("\n" + json.dumps(told))
     return 0
 

@@ -20,7 +20,7 @@ from dcnr.limits import CALL_TIMEOUT_S, CONNECT_TIMEOUT_S
 from dcnr.ports import Clock
 from dcnr.rpc.certificates import Certificates
 from dcnr.rpc.connection import Connection
-from dcnr.rpc.errors import error_from_rpc
+from dcnr.rpc.errors import calls_let_go, error_from_rpc
 from dcnr.rpc.options import channel_options
 from dcnr.rpc.resolving import Resolve, Resolver, numeric_only
 from dcnr.v1 import identity_pb2, membership_pb2, membership_pb2_grpc
@@ -76,7 +76,10 @@ class Dialer:
                 failures.append((address, TimedOut(f"no answer within {CONNECT_TIMEOUT_S:g} s", code="connect_timeout")))
             except DcnrError as error:
                 failures.append((address, error))
-        raise _worst(wanted, failures)
+        try:
+            raise _worst(wanted, failures)
+        finally:
+            failures.clear()  # else each of them holds this frame, which holds them
 
     async def join(
         self, address: str, request: membership_pb2.JoinRequest, expected_id: str | None = None
@@ -90,7 +93,8 @@ class Dialer:
         channel = _channel(certificate, node_id, address, own_connection=False)
         try:
             stub = membership_pb2_grpc.MembershipServiceStub(channel)
-            return await stub.Join(request, timeout=CALL_TIMEOUT_S), node_id
+            with calls_let_go():
+                return await stub.Join(request, timeout=CALL_TIMEOUT_S), node_id
         except aio.AioRpcError as error:
             raise error_from_rpc(error) from error
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import traceback
 from collections.abc import Iterable, Iterator
 from typing import Final, cast
 
@@ -67,12 +68,25 @@ def status_of(error: DcnrError) -> grpc.StatusCode:
 
 
 @contextlib.contextmanager
-def unless_closed() -> Iterator[None]:
-    """gRPC cancels whoever waits for a call on a channel that somebody else closes: raises Unavailable (``connection_closed``) then. Left as it is, the task
-    that waits would end without a word, as if it had been cancelled itself.
+def calls_let_go() -> Iterator[None]:
+    """What is raised inside keeps no call. gRPC's core ends a connection only once nobody holds a call of it, closed channel or not; an exception holds the
+    frames that it went through, and is itself often held in a circle, such as its task's, that only a search for garbage finds, a thousand failures later.
     """
     try:
         yield
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # those that are over; whoever still runs is left alone
+        raise
+
+
+@contextlib.contextmanager
+def unless_closed() -> Iterator[None]:
+    """gRPC cancels whoever waits for a call on a channel that somebody else closes: raises Unavailable (``connection_closed``) then. Left as it is, the task
+    that waits would end without a word, as if it had been cancelled itself. What is raised keeps no call (`calls_let_go`).
+    """
+    try:
+        with calls_let_go():
+            yield
     except asyncio.CancelledError as error:
         if (task := asyncio.current_task()) is None or task.cancelling():
             raise

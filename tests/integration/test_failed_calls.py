@@ -1,0 +1,123 @@
+"""Goal: what failed keeps no connection open, however long its error is held: a peer that answers nothing costs one connection at a time, not one a try."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from grpc import aio
+from rpc_rig import HELD, SERVER, House, in_house, probe, until
+
+from dcnr.errors import DcnrError
+from dcnr.rpc.options import server_options
+from dcnr.v1 import identity_pb2, identity_pb2_grpc, membership_pb2, membership_pb2_grpc
+from trust.tls import certificate_pem, self_signed_certificate
+
+TRIES = 5
+WITHIN_S = 0.5
+
+
+class Silent(identity_pb2_grpc.SessionServiceServicer, membership_pb2_grpc.MembershipServiceServicer):
+    """Takes connections and calls, and says nothing."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    async def Challenge(self, request: identity_pb2.ChallengeRequest, context: Any) -> Any:
+        self.num_calls += 1
+        await asyncio.Event().wait()
+
+    async def Join(self, request: membership_pb2.JoinRequest, context: Any) -> Any:
+        self.num_calls += 1
+        await asyncio.Event().wait()
+
+
+@pytest.fixture(autouse=True)
+def _no_search_for_garbage() -> Iterator[None]:
+    """A daemon that has little to do makes a whole one in hours."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def failed(tried: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Task[None]:
+    """A task that has failed and holds its error, whose frames hold the task: a circle."""
+
+    async def bounded() -> None:
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                await tried()
+        except TimeoutError:
+            raise DcnrError("too late") from None
+
+    task = asyncio.create_task(bounded())
+    await asyncio.wait([task])
+    assert isinstance(task.exception(), DcnrError)
+    return task
+
+
+async def none_open(port: int) -> None:
+    """Of this process' own ends of connections to ``port``."""
+
+    def num_open() -> int:
+        found = psutil.Process().net_connections(kind="tcp")
+        return sum(bool(one.raddr) and one.raddr.port == port and one.status == psutil.CONN_ESTABLISHED for one in found)
+
+    await until(lambda: not num_open(), "connections of failed calls are open")
+
+
+@pytest.mark.parametrize("way", ["session", "joining"])
+def test_a_peer_that_never_answers_costs_no_connection_for_each_try(way: str) -> None:
+    async def scene(house: House) -> None:
+        silent, server = Silent(), aio.server(options=server_options())
+        identity_pb2_grpc.add_SessionServiceServicer_to_server(silent, server)
+        membership_pb2_grpc.add_MembershipServiceServicer_to_server(silent, server)
+        pair = SERVER.private_pem(), certificate_pem(self_signed_certificate(SERVER))
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+        await server.start()
+        try:
+            dialer, address = house.dialer(own_connections=True), f"127.0.0.1:{port}"
+            ways: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
+                "session": lambda: dialer.connect(SERVER.node_id, [address]),
+                "joining": lambda: dialer.join(address, membership_pb2.JoinRequest()),
+            }
+            tasks = [await failed(ways[way]) for _ in range(TRIES)]
+            assert silent.num_calls == len(tasks)
+            await none_open(port)
+        finally:
+            await server.stop(0)
+
+    in_house(scene)
+
+
+def test_a_call_that_nobody_waits_for_any_longer_ends_with_its_connection() -> None:
+    async def scene(house: House) -> None:
+        dialer, tasks = house.dialer(own_connections=True), []
+        for _ in range(TRIES):
+            connection = await dialer.connect(SERVER.node_id, [house.address])
+            tasks.append(await failed(lambda connection=connection: probe(connection, HELD)))  # type: ignore[misc]
+            await connection.close()
+        assert house.echo.num_calls == len(tasks)
+        await none_open(house.port)
+
+    in_house(scene)
+
+
+def test_a_refused_call_ends_with_its_connection() -> None:
+    async def scene(house: House) -> None:
+        errors, dialer = [], house.dialer(own_connections=True)
+        for _ in range(TRIES):
+            connection = await dialer.connect(SERVER.node_id, [house.address])
+            with pytest.raises(DcnrError) as raised:
+                await probe(connection, "refused")
+            errors.append(raised.value)
+            await connection.close()
+        await none_open(house.port)
+        assert len(errors) == TRIES
+
+    in_house(scene)
