@@ -17,7 +17,7 @@ from dcnr.errors import DcnrError, Refused, RemoteFault, TimedOut, Unavailable
 from dcnr.ids import NodeId, check_node_id
 from dcnr.rpc.connection import Connection, Metadata
 from dcnr.rpc.dialer import Dialer
-from dcnr.rpc.errors import SESSION_CODES
+from dcnr.rpc.errors import SESSION_CODES, calls_let_go
 from dcnr.v1 import membership_pb2, membership_pb2_grpc
 from membership.house import in_our_house
 from membership.relay_streams import CallStream, first_of, pump
@@ -54,12 +54,13 @@ async def open_stream(connection: Connection, first: membership_pb2.RelayMessage
     try:
         async with asyncio.timeout(OPEN_S):
             metadata = await connection.fresh_metadata()
-            try:
-                return await _opened(connection, metadata, first)
-            except Refused as error:
-                if error.code not in SESSION_CODES:
-                    raise
-            return await _opened(connection, await connection.renewed(metadata), first)
+            with calls_let_go():
+                try:
+                    return await _opened(connection, metadata, first)
+                except Refused as error:
+                    if error.code not in SESSION_CODES:
+                        raise
+                return await _opened(connection, await connection.renewed(metadata), first)
     except TimeoutError:
         raise TimedOut(f"no Relay stream within {OPEN_S:g} s", code="connect_timeout") from None
     except asyncio.CancelledError as error:

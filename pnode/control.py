@@ -22,7 +22,7 @@ from dcnr.ids import NodeId
 from dcnr.ports import Clock, Random
 from dcnr.rpc.connection import Connection
 from dcnr.rpc.dialer import Dialer
-from dcnr.rpc.errors import error_from_rpc
+from dcnr.rpc.errors import calls_let_go, error_from_rpc
 from dcnr.v1 import local_pb2, orchestrator_pb2
 from dcnr.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from pnode.told_heads import Told, ToldHeads
@@ -178,7 +178,8 @@ class ControlStreams:
         stream.stale = False  # who is told to begin anew from here on does, also while it connects
         connection = await self._dialer.connect(node_id, addresses, own_connection=True)
         try:
-            await self._talk(node_id, connection, stream)
+            with calls_let_go():
+                await self._talk(node_id, connection, stream)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
         except asyncio.InvalidStateError as error:

@@ -20,9 +20,9 @@ from dcnr.crashpoints import reached
 from dcnr.errors import NotFound, Refused, RemoteFault, TimedOut, Unavailable
 from dcnr.ids import Digest, check_digest
 from dcnr.patience import Moved, paced_s, patience
-from dcnr.rpc.errors import error_from_rpc
+from dcnr.rpc.errors import calls_let_go, error_from_rpc
 from dcnr.v1 import vnode_pb2, vnode_pb2_grpc
-from pnode.links import Dial
+from pnode.links import Connection, Dial
 from pnode.uplink import Uplink
 from trust.delegation import VerifiedDelegation
 
@@ -90,22 +90,27 @@ async def receive(
     except TimeoutError:
         raise TimedOut("the donor does not answer", code="connect_timeout") from None
     try:
-        call: Any = vnode_pb2_grpc.VNodeServiceStub(connection.channel).Donate(request, metadata=connection.metadata)
-        try:
-            with destination.open("wb") as file:
-                async with patience(DONATION_S) as moved:
-                    await _write(call, file, size_bytes, moved)
-            reached("donation.received")
-        except TimeoutError:
-            raise TimedOut("the donor gives too slowly", code="donation_timeout") from None
-        finally:
-            call.cancel()
+        with calls_let_go():
+            await _given(connection, request, size_bytes, destination)
+        reached("donation.received")
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from error
     except OSError as error:
         raise Unavailable(f"{destination.name} cannot be written: {error.strerror}", code="disk_trouble") from error
     finally:
         await connection.close()
+
+
+async def _given(connection: Connection, request: vnode_pb2.DonateRequest, size_bytes: int, destination: Path) -> None:
+    call: Any = vnode_pb2_grpc.VNodeServiceStub(connection.channel).Donate(request, metadata=connection.metadata)
+    try:
+        with destination.open("wb") as file:
+            async with patience(DONATION_S) as moved:
+                await _write(call, file, size_bytes, moved)
+    except TimeoutError:
+        raise TimedOut("the donor gives too slowly", code="donation_timeout") from None
+    finally:
+        call.cancel()
 
 
 async def _write(call: Any, file: BinaryIO, size_bytes: int, moved: Moved) -> None:

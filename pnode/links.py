@@ -17,6 +17,7 @@ import grpc
 from dcnr.errors import DcnrError, Unavailable
 from dcnr.ids import NodeId, ReplicaId
 from dcnr.ports import Clock, Random
+from dcnr.rpc.errors import calls_let_go
 from pnode.exchange import Replica, Said, Stream
 from pnode.receiving import Edge, ReceivingExchange
 from pnode.sending import SendingExchange
@@ -167,7 +168,8 @@ class PeerLink:
                 for edge in self._edges.values():
                     exchange.open(edge)
                 self._exchange = exchange
-                await self._until_unused(exchange, CallStream(call))
+                with calls_let_go():
+                    await self._until_unused(exchange, CallStream(call))
                 call.cancel()
             finally:
                 await connection.close()

@@ -13,11 +13,11 @@ import grpc
 from dcnr import limits
 from dcnr.errors import DcnrError, InvalidInput, RemoteFault, TimedOut, Unavailable
 from dcnr.patience import Moved, paced_s, patience
-from dcnr.rpc.errors import error_from_rpc
+from dcnr.rpc.errors import calls_let_go, error_from_rpc
 from dcnr.v1 import identity_pb2, vnode_pb2, vnode_pb2_grpc
 from pnode.anchors import VERDICTS, Reply
 from pnode.chain import MAX_COMMITS, MAX_COMMITS_BYTES
-from pnode.links import Dial
+from pnode.links import Connection, Dial
 from pnode.merge_desk import Answer, MergeDesk
 from pnode.merge_turns import REPLACED
 from pnode.uplink import Uplink
@@ -101,19 +101,23 @@ class MergeCalls:
         """The primary's reply, in bounds but not checked. Raises the primary's typed error, RemoteFault, Unavailable, TimedOut."""
         connection = await self._dial(worker.worker_id, worker.addresses)
         try:
-            async with patience(MERGE_S) as moved:
-                stub = vnode_pb2_grpc.VNodeServiceStub(connection.channel)
-                call: Any = stub.Merge(self._requests(opening, weights, moved), metadata=connection.metadata)
-                try:
-                    return await _read_reply(call, max_anchor_bytes, moved)
-                finally:
-                    call.cancel()
+            with calls_let_go():
+                return await self._asked(connection, opening, weights, max_anchor_bytes)
         except TimeoutError:
             raise TimedOut("the primary did not answer in time", code="merge_timeout") from None
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
         finally:
             await connection.close()
+
+    async def _asked(self, connection: Connection, opening: vnode_pb2.MergeOpen, weights: bytes, max_anchor_bytes: int) -> Reply:
+        async with patience(MERGE_S) as moved:
+            stub = vnode_pb2_grpc.VNodeServiceStub(connection.channel)
+            call: Any = stub.Merge(self._requests(opening, weights, moved), metadata=connection.metadata)
+            try:
+                return await _read_reply(call, max_anchor_bytes, moved)
+            finally:
+                call.cancel()
 
     async def _requests(self, opening: vnode_pb2.MergeOpen, weights: bytes, moved: Moved) -> AsyncIterator[vnode_pb2.MergeRequest]:
         yield vnode_pb2.MergeRequest(open=opening)

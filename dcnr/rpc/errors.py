@@ -71,11 +71,12 @@ def status_of(error: DcnrError) -> grpc.StatusCode:
 def calls_let_go() -> Iterator[None]:
     """What is raised inside keeps no call. gRPC's core ends a connection only once nobody holds a call of it, closed channel or not; an exception holds the
     frames that it went through, and is itself often held in a circle, such as its task's, that only a search for garbage finds, a thousand failures later.
+    Nothing inside may hand over the exception of a task that goes on: its frames would be cleared too, and it would end.
     """
     try:
         yield
     except BaseException as error:
-        traceback.clear_frames(error.__traceback__)  # those that are over; whoever still runs is left alone
+        traceback.clear_frames(error.__traceback__)  # those that are over; the callers, which still run, are left alone
         raise
 
 

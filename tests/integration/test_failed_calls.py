@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine, Iterator
+import random
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import grpc
 import psutil
 import pytest
 from grpc import aio
-from rpc_rig import HELD, SERVER, House, in_house, probe, until
+from rpc_rig import HELD, NETWORK, SERVER, House, in_house, probe, until
 
-from dcnr.errors import DcnrError
+import pnode.control
+from dcnr.errors import DcnrError, Refused
+from dcnr.ids import NodeId
 from dcnr.rpc.options import server_options
-from dcnr.v1 import identity_pb2, identity_pb2_grpc, membership_pb2, membership_pb2_grpc
+from dcnr.rpc.server import RpcServer
+from dcnr.v1 import identity_pb2, identity_pb2_grpc, membership_pb2, membership_pb2_grpc, orchestrator_pb2, orchestrator_pb2_grpc
+from pnode.control import ControlStreams
 from trust.tls import certificate_pem, self_signed_certificate
 
 TRIES = 5
@@ -35,6 +41,19 @@ class Silent(identity_pb2_grpc.SessionServiceServicer, membership_pb2_grpc.Membe
     async def Join(self, request: membership_pb2.JoinRequest, context: Any) -> Any:
         self.num_calls += 1
         await asyncio.Event().wait()
+
+
+class Refusing(orchestrator_pb2_grpc.OrchestratorServiceServicer):
+    """Ends each control stream as soon as it has heard who is there."""
+
+    def __init__(self) -> None:
+        self.num_streams = 0
+
+    async def Attach(self, requests: Any, context: Any) -> AsyncIterator[orchestrator_pb2.OrchestratorMessage]:
+        self.num_streams += 1
+        async for _ in requests:
+            raise Refused("not here")
+        yield orchestrator_pb2.OrchestratorMessage()
 
 
 @pytest.fixture(autouse=True)
@@ -61,14 +80,14 @@ async def failed(tried: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Ta
     return task
 
 
-async def none_open(port: int) -> None:
+async def few_open(port: int, at_most: int = 0) -> None:
     """Of this process' own ends of connections to ``port``."""
 
     def num_open() -> int:
         found = psutil.Process().net_connections(kind="tcp")
         return sum(bool(one.raddr) and one.raddr.port == port and one.status == psutil.CONN_ESTABLISHED for one in found)
 
-    await until(lambda: not num_open(), "connections of failed calls are open")
+    await until(lambda: num_open() <= at_most, "connections of failed calls are open")
 
 
 @pytest.mark.parametrize("way", ["session", "joining"])
@@ -88,7 +107,7 @@ def test_a_peer_that_never_answers_costs_no_connection_for_each_try(way: str) ->
             }
             tasks = [await failed(ways[way]) for _ in range(TRIES)]
             assert silent.num_calls == len(tasks)
-            await none_open(port)
+            await few_open(port)
         finally:
             await server.stop(0)
 
@@ -103,7 +122,7 @@ def test_a_call_that_nobody_waits_for_any_longer_ends_with_its_connection() -> N
             tasks.append(await failed(lambda connection=connection: probe(connection, HELD)))  # type: ignore[misc]
             await connection.close()
         assert house.echo.num_calls == len(tasks)
-        await none_open(house.port)
+        await few_open(house.port)
 
     in_house(scene)
 
@@ -117,7 +136,34 @@ def test_a_refused_call_ends_with_its_connection() -> None:
                 await probe(connection, "refused")
             errors.append(raised.value)
             await connection.close()
-        await none_open(house.port)
+        await few_open(house.port)
         assert len(errors) == TRIES
+
+    in_house(scene)
+
+
+def test_a_control_stream_that_is_refused_again_and_again_has_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pnode.control, "LONGEST_PAUSE_S", 0.1)
+
+    async def refuse(node_id: NodeId, message: orchestrator_pb2.OrchestratorMessage) -> None:
+        raise AssertionError(message)
+
+    async def scene(house: House) -> None:
+        servicer, server = Refusing(), RpcServer(SERVER, NETWORK, clock=house.clock, rng=secrets.token_bytes)
+        server.add(lambda target: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, target))
+        port = await server.start("127.0.0.1", 0)
+        streams = ControlStreams(
+            house.dialer(), lambda: [(SERVER.node_id, [f"127.0.0.1:{port}"])], hello=orchestrator_pb2.Hello,
+            beat=lambda sequence: orchestrator_pb2.Beat(sequence=sequence), on_message=refuse, holders=list, clock=house.clock,
+            rng=random.Random(1),
+        )  # fmt: skip
+        running = asyncio.create_task(streams.run())
+        try:
+            await until(lambda: servicer.num_streams > TRIES, "it does not try again")
+            await few_open(port, at_most=1)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            await server.stop(0)
 
     in_house(scene)
