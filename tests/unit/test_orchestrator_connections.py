@@ -14,7 +14,7 @@ from dcnr.client import MAX_GONE, Orchestrators
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
 from dcnr.ids import NodeId
 from dcnr.rpc.errors import status_of, trailing_metadata_of
-from pnode.control import attached_first
+from pnode.control import FIRST_PAUSE_S, LONGEST_PAUSE_S, attached_first, pause_after
 
 
 def test_only_the_newest_few_connections_to_nodes_that_are_known_no_more_are_kept() -> None:
@@ -173,3 +173,17 @@ def test_bulk_goes_first_to_those_that_this_pnode_is_attached_to() -> None:
     known = [(NodeId(str(number) * 40), (f"10.0.0.{number}:7700",)) for number in range(5)]
     assert attached_first(known, (known[3][0], known[4][0])) == [*known[3:], *known[:3]]
     assert attached_first(known, ()) == known
+
+
+@pytest.mark.parametrize("lasted_s", [0.01, LONGEST_PAUSE_S + 0.1, 60.0])
+def test_an_orchestrator_that_welcomes_nobody_is_tried_more_and_more_seldom_however_long_a_try_takes(lasted_s: float) -> None:
+    pauses = [FIRST_PAUSE_S]
+    for _ in range(6):
+        pauses.append(pause_after(pauses[-1], lasted_s, attached=False))
+    assert pauses[:4] == [0.25, 0.5, 1.0, 2.0]
+    assert pauses[-1] == LONGEST_PAUSE_S
+
+
+def test_a_stream_that_was_of_use_is_opened_again_at_once_and_one_that_breaks_as_soon_as_it_is_open_is_not() -> None:
+    assert pause_after(4.0, LONGEST_PAUSE_S + 1.0, attached=True) == FIRST_PAUSE_S
+    assert pause_after(2.0, 0.5, attached=True) == 4.0
