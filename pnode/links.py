@@ -155,7 +155,7 @@ class PeerLink:
                 return
             for edge in list(self._edges.values()):
                 self._lost(edge.source, self.worker.pnode_id, broken)
-            wait_s = RETRY_MIN_S if self._clock.monotonic() - begun > STEADY_S else min(RETRY_MAX_S, 2 * wait_s)
+            wait_s = wait_after(wait_s, self._clock.monotonic() - begun, was_up=broken)
             await asyncio.sleep(wait_s * self._rng.uniform(0.5, 1.0))
 
     async def _session(self) -> bool:
@@ -210,6 +210,11 @@ class PeerLink:
         self._edges[edge.number] = edge
         if self._exchange is not None:
             self._exchange.open(edge)
+
+
+def wait_after(wait_s: float, lasted_s: float, *, was_up: bool) -> float:
+    """After a Link that lasted so long, with ``wait_s`` before it: the shortest where an edge of it was up; dialling in vain may take as long. Pure."""
+    return RETRY_MIN_S if was_up and lasted_s > STEADY_S else min(RETRY_MAX_S, 2 * wait_s)
 
 
 class LinkService:

@@ -1,4 +1,4 @@
-"""Goal: nodes that come and go leave no connections behind at whoever called them, and one that does not know the caller does not end a call."""
+"""Goal: who comes and goes leaves no connections at whoever called it, who does not know a caller ends none of its calls, who is silent is tried seldom."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
 from dcnr.ids import NodeId
 from dcnr.rpc.errors import status_of, trailing_metadata_of
 from pnode.control import FIRST_PAUSE_S, LONGEST_PAUSE_S, attached_first, pause_after
+from pnode.links import RETRY_MAX_S, RETRY_MIN_S, STEADY_S, wait_after
 
 
 def test_only_the_newest_few_connections_to_nodes_that_are_known_no_more_are_kept() -> None:
@@ -187,3 +188,12 @@ def test_an_orchestrator_that_welcomes_nobody_is_tried_more_and_more_seldom_howe
 def test_a_stream_that_was_of_use_is_opened_again_at_once_and_one_that_breaks_as_soon_as_it_is_open_is_not() -> None:
     assert pause_after(4.0, LONGEST_PAUSE_S + 1.0, attached=True) == FIRST_PAUSE_S
     assert pause_after(2.0, 0.5, attached=True) == 4.0
+
+
+def test_a_worker_that_cannot_be_dialled_is_dialled_more_and_more_seldom_however_long_that_takes() -> None:
+    wait_s = RETRY_MIN_S
+    for _ in range(8):
+        wait_s = wait_after(wait_s, STEADY_S + 1.0, was_up=False)
+    assert wait_s == RETRY_MAX_S
+    assert wait_after(wait_s, STEADY_S + 1.0, was_up=True) == RETRY_MIN_S
+    assert wait_after(1.0, 0.5, was_up=True) == 2.0
