@@ -24,7 +24,7 @@ SETTLE_S: Final = 20.0
 FOR_S: Final = 30.0
 LIMIT_BYTES_S: Final = 5000.0
 """Each way, of an idle daemon."""
-WITHIN_S: Final = 360.0
+WITHIN_S: Final = 600.0
 FIGURES: Final = ("bytes_s", "cpu_percent")
 
 
