@@ -72,6 +72,8 @@ class ControlStreams:
         self._hello, self._beat, self._on_message, self._holders = hello, beat, on_message, holders
         self._clock, self._rng = clock, rng
         self._streams: dict[NodeId, _Stream] = {}
+        self._goes_on = set[NodeId]()
+        """Who signed heads of terms that are over, since the last review: it is to be shown the later ones, and no other may have a stream to it."""
         self._inbox: asyncio.Queue[tuple[NodeId, orchestrator_pb2.OrchestratorMessage]] = asyncio.Queue(MAX_WAITING)
 
     async def run(self) -> None:
@@ -102,9 +104,12 @@ class ControlStreams:
             stream.nudge.set()
 
     def told(self, node_id: NodeId, told: Told | None) -> None:
-        """That orchestrator told a head: where it stays with a term that is over, its stream is opened anew, and it is shown what is known here."""
+        """That orchestrator told a head: where it stays with a term that is over, its stream is opened anew, and it is shown what is known here. So is
+        whoever goes on in that term: others that hear of the later one cannot end it.
+        """
         stream = self._streams.get(node_id)
         if stream is not None and told is not None and stream.heads.told(told, self._clock.monotonic()):
+            self._goes_on.add(told.holder)
             stream.stale = True
             stream.nudge.set()
 
@@ -143,7 +148,8 @@ class ControlStreams:
         for node_id in [node_id for node_id, stream in self._streams.items() if stream.task.done()]:
             del self._streams[node_id]
         known = {node_id for node_id, _ in self._known()}
-        wanted = sorted(known.intersection(self._holders()) - set(self._streams))
+        wanted = sorted(known.intersection(self._goes_on.union(self._holders())) - set(self._streams))
+        self._goes_on.clear()
         since = self._clock.monotonic() - TRYING_S
         room = ATTACHED - sum(item.attached or item.since_s > since for item in self._streams.values()) - len(wanted)
         others = sorted(known - set(self._streams) - set(wanted))

@@ -112,9 +112,8 @@ class Duties:
         if term != before and term is not None:
             self._say("term_confirmed", term.holder, f"the head names epoch {term.epoch}")
             await self._written.head(head.model, envelope)
-        return Told(
-            head.model, is_over=term is not None and head.epoch <= term.epoch and term != Term(int(head.epoch), signer.node_id)
-        )
+        is_over = term is not None and head.epoch <= term.epoch and term != Term(int(head.epoch), signer.node_id)
+        return Told(head.model, signer.node_id, is_over=is_over)
 
     def head_granted(self, news: orchestrator_pb2.HeadNews) -> None:
         """Remembers the grant that came with a head. Raises Refused, Corrupt for one that is not for that head.

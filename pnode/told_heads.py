@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from dcnr.ids import NodeId
+
 OVER_S: Final = 12.0
 """For so long heads of a term that is over may be told: who is only behind has read the store's by then. Orchestrators tell idle PNodes every 15 s."""
 LONGEST_S: Final = 600.0
@@ -20,6 +22,8 @@ class Told:
     """A head that was told."""
 
     model: str
+    holder: NodeId
+    """Who signed it."""
     is_over: bool
     """Its term is another than the confirmed one, and not above it."""
 

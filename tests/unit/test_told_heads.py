@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from dcnr.v1 import identity_pb2, model_pb2, orchestrator_pb2
 from pnode.authority import Source
-from pnode.control import ControlStreams
+from pnode.control import ATTACHED, ControlStreams
 from pnode.duties import Duties
 from pnode.home import Home
 from pnode.told_heads import LONGEST_S, OVER_S, Told, ToldHeads
@@ -22,7 +22,7 @@ from trust.envelope import seal
 from trust.identity import NodeKey
 
 FIRST, SECOND, THIRD = ORCHESTRATORS[:3]
-OVER, CURRENT = Told("m", is_over=True), Told("m", is_over=False)
+OVER, CURRENT = Told("m", FIRST.node_id, is_over=True), Told("m", FIRST.node_id, is_over=False)
 
 
 def test_who_tells_heads_of_a_term_that_is_over_for_long_is_shown_the_later_one() -> None:
@@ -43,7 +43,7 @@ def test_who_was_only_behind_is_not() -> None:
 def test_each_model_counts_by_itself() -> None:
     heads = ToldHeads()
     heads.told(OVER, 0.0)
-    heads.told(Told("n", is_over=False), OVER_S / 2)
+    heads.told(Told("n", FIRST.node_id, is_over=False), OVER_S / 2)
     assert heads.told(OVER, OVER_S)
 
 
@@ -82,30 +82,33 @@ def head(epoch: int, key: NodeKey, sequence: int = 1) -> identity_pb2.Envelope:
 def test_a_term_is_over_that_nobody_here_obeys_any_more(tmp_path: Path, epoch: int, key: NodeKey, *, is_over: bool) -> None:
     async def story(duties: Duties) -> None:
         duties._stopping = True  # nothing is confirmed
-        assert await duties.head_received(head(epoch, key, 9), Source.ORCHESTRATOR) == Told("m", is_over=False), "no term is known"
+        assert await duties.head_received(head(epoch, key, 9), Source.ORCHESTRATOR) == Told("m", key.node_id, is_over=False), "no term"
         await duties.head_received(head(2, SECOND), Source.OWN_GET)
-        assert await duties.head_received(head(epoch, key, 9), Source.ORCHESTRATOR) == Told("m", is_over=is_over)
+        assert await duties.head_received(head(epoch, key, 9), Source.ORCHESTRATOR) == Told("m", key.node_id, is_over=is_over)
         assert await duties.head_received(head(epoch, NodeKey.generate()), Source.ORCHESTRATOR) is None, "a stranger's"
 
     asyncio.run(with_duties(Home(tmp_path / "home"), story))
 
 
+def streams_to(orchestrators: Sequence[NodeKey], now: Sequence[float]) -> ControlStreams:
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return now[0]
+
+    unreachable: Any = Unanswering()
+    clock: Any = Clock()
+    known = [(key.node_id, ("127.0.0.1:1",)) for key in orchestrators]
+    return ControlStreams(
+        unreachable, lambda: known, hello=orchestrator_pb2.Hello, beat=lambda sequence: orchestrator_pb2.Beat(sequence=sequence),
+        on_message=nothing, holders=list, clock=clock, rng=random.Random(1),
+    )  # fmt: skip
+
+
 def test_only_the_stream_to_that_orchestrator_is_opened_anew() -> None:
     async def story() -> None:
-        unreachable: Any = Unanswering()
         now = [0.0]
-
-        class Clock:
-            @staticmethod
-            def monotonic() -> float:
-                return now[0]
-
-        clock: Any = Clock()
-        known = [(key.node_id, ("127.0.0.1:1",)) for key in (FIRST, SECOND)]
-        streams = ControlStreams(
-            unreachable, lambda: known, hello=orchestrator_pb2.Hello, beat=lambda sequence: orchestrator_pb2.Beat(sequence=sequence),
-            on_message=nothing, holders=list, clock=clock, rng=random.Random(1),
-        )  # fmt: skip
+        streams = streams_to((FIRST, SECOND), now)
         async with asyncio.TaskGroup() as group:
             streams._review(group)
             for now[0] in (0.0, OVER_S):
@@ -114,6 +117,29 @@ def test_only_the_stream_to_that_orchestrator_is_opened_anew() -> None:
                 streams.told(SECOND.node_id, None)
                 streams.told(THIRD.node_id, OVER)  # its stream has ended
             assert {node_id for node_id, stream in streams._streams.items() if stream.stale} == {FIRST.node_id}
+            for stream in streams._streams.values():
+                stream.task.cancel()
+
+    asyncio.run(story())
+
+
+def test_who_goes_on_in_a_term_that_is_over_is_shown_the_later_one_though_no_stream_led_there() -> None:
+    """Of five orchestrators a PNode has streams to three: these tell what the fifth writes, and have no term that they could give up for it."""
+
+    async def story() -> None:
+        now = [0.0]
+        streams = streams_to(ORCHESTRATORS, now)
+        async with asyncio.TaskGroup() as group:
+            streams._review(group)
+            before = set(streams._streams)
+            assert len(before) == ATTACHED
+            for stream in streams._streams.values():
+                stream.attached = True
+            first, other = sorted(before)[0], sorted({key.node_id for key in ORCHESTRATORS} - before)[0]
+            for now[0], is_wanted in ((0.0, False), (OVER_S, True)):
+                streams.told(first, Told("m", other, is_over=True))
+                streams._review(group)
+                assert set(streams._streams) == before | ({other} if is_wanted else set())
             for stream in streams._streams.values():
                 stream.task.cancel()
 
