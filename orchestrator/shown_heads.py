@@ -18,27 +18,32 @@ class ShownHeads:
     """Of one model. The heads are verified."""
 
     def __init__(self) -> None:
-        self._newest: tuple[model_pb2.Head, float] | None = None
+        self._newest: dict[str, tuple[model_pb2.Head, float]] = {}
+        """By holder, of which there are as many as are listed: what PNodes show that obey the store's hides nothing of another of the same epoch."""
 
     def shown(self, head: model_pb2.Head, now: float) -> None:
         """A PNode has seen this head."""
-        if self._newest is None or (head.epoch, head.sequence) > (self._newest[0].epoch, self._newest[0].sequence):
-            self._newest = (head, now)
+        before = self._newest.get(head.holder)
+        if before is None or (head.epoch, head.sequence) > (before[0].epoch, before[0].sequence):
+            self._newest[head.holder] = (head, now)
 
     def evidence(self, known: model_pb2.Head | None, now: float, *, is_read: bool) -> model_pb2.Head | None:
         """A shown head of which epoch or sequence is above that of ``known``, the store's, or which names another holder of that epoch, and stays so; each
         is told once. While the store is not read (``is_read``) nothing follows from it.
         """
-        if self._newest is None or known is None:
+        if known is None:
             return None
-        shown, since = self._newest
         if not is_read:
-            self._newest = (shown, now)
-        elif shown.sequence <= known.sequence and (
-            shown.epoch < known.epoch or (shown.epoch == known.epoch and shown.holder == known.holder)
-        ):
-            self._newest = None
-        elif now - since > SHOWN_S:
-            self._newest = None
-            return shown
-        return None
+            self._newest = {holder: (head, now) for holder, (head, _) in self._newest.items()}
+            return None
+        self._newest = {holder: one for holder, one in self._newest.items() if not _follows(known, one[0])}
+        found = [head for head, since in self._newest.values() if now - since > SHOWN_S]
+        for head in found:
+            del self._newest[head.holder]
+        return max(found, key=lambda head: (head.epoch, head.sequence), default=None)
+
+
+def _follows(known: model_pb2.Head, shown: model_pb2.Head) -> bool:
+    """Whether the store's head is, or came after, the shown one."""
+    is_below = shown.epoch < known.epoch or (shown.epoch == known.epoch and shown.holder == known.holder)
+    return is_below and shown.sequence <= known.sequence

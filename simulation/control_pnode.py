@@ -66,8 +66,9 @@ class StreamEnd:
         """The stream is over."""
         self.over = True
 
-    def renew(self) -> None:
-        """It is opened anew at the next review."""
+    def renew(self, holder: NodeId) -> None:
+        """It is opened anew, and one to who signed what it told."""
+        self._pnode.goes_on |= {self.orchestrator, holder}
         if self.stream is not None and not self.over:
             self.over = True
             self.stream.close(0)
@@ -116,6 +117,7 @@ class PNodeShell:
         self.ends: dict[NodeId, StreamEnd] = {}
         self.again_s: dict[NodeId, float] = {}
         self.told: dict[NodeId, ToldHeads] = {}
+        self.goes_on = set[NodeId]()
         self.draining = False
         self._has_news = False
         self._said: tuple[tuple[object, ...], orchestrator_pb2.PNodeMessage] | None = None
@@ -229,15 +231,16 @@ class PNodeShell:
             if end.over or silent:
                 del self.ends[node_id]
                 self.again_s[node_id] = now + self.rng.uniform(0.25, 2.0)
-        if len(self.ends) >= ATTACHED and (holder is None or holder in self.ends):
+        self.goes_on.difference_update(self.ends)
+        if len(self.ends) >= ATTACHED and (holder is None or holder in self.ends) and not self.goes_on:
             return
-        wanted = [holder] if holder is not None and holder not in self.ends else []
+        wanted = sorted({*self.goes_on, *([holder] if holder is not None else [])}.difference(self.ends))
         others = [node_id for node_id in self.orchestrators() if node_id not in self.ends and node_id not in wanted]
         room = ATTACHED - len(self.ends) - len(wanted)
         ready = [node_id for node_id in others if now >= self.again_s.get(node_id, 0.0)]
         wanted.extend(self.rng.sample(ready, max(0, min(room, len(ready)))))
         for node_id in wanted:
-            if node_id is not None and now >= self.again_s.get(node_id, 0.0):
+            if now >= self.again_s.get(node_id, 0.0):
                 self._open(node_id)
 
     def _open(self, node_id: NodeId) -> None:
@@ -349,7 +352,7 @@ class PNodeShell:
                     self._say("head_grant_refused", node_id, error.message)
                 told = await self.duties.head_received(message.head.head, Source.ORCHESTRATOR)
                 if end is not None and told is not None and self.told.setdefault(node_id, ToldHeads()).told(told, self.loop.time()):
-                    end.renew()
+                    end.renew(told.holder)
             case "durable":
                 for checkpoint in message.durable.checkpoints:
                     self.worker.heard(checkpoint)
