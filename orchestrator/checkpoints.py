@@ -74,6 +74,8 @@ class CheckpointJudge:
         """By the commit of a checkpoint: the ancestor that was not in the store. Until it is there nothing is read for that checkpoint again."""
         self._learners, self._work, self._behind = Learners(""), "", Behind(store)
         """By the plans of jobs of that name which learn that: in a store that went back one that was asked for anew may learn something else."""
+        self._asked, self._begun = "", ""
+        """Digest of the request that was judged for last, and what it is to learn."""
         self._reads, self._turns = reads or Reads(), Turns()
         self._refused, self._dead_ends = Refusals(clock), Refusals(clock)
         """Of commits themselves, where it took reading to refuse them, and of whatever names them as its parent."""
@@ -111,7 +113,7 @@ class CheckpointJudge:
             if self._looked_at.get(checkpoint.digest) != checkpoint.commit_digest:  # the same record is repeated until it is named
                 with self._refused.noting(checkpoint.commit_digest):
                     await self._check_state(view, checkpoint, job)
-            self._remember(checkpoint, job, ancestry)
+            self._remember(checkpoint, self._work_of(view), ancestry)
             return Judged(checkpoint, ancestry.contributions, ancestry.base)
 
     def leads_nowhere(self, checkpoint: model_pb2.Checkpoint, code: str) -> bool:
@@ -130,8 +132,8 @@ class CheckpointJudge:
         except NotFound as error:
             raise Unavailable(f"{what} is not in the store", code=STATE_MISSING) from error
 
-    def _remember(self, checkpoint: model_pb2.Checkpoint, job: JobFacts, ancestry: Ancestry) -> None:
-        self._known[(work_digest(job.request), checkpoint.vnode, checkpoint.digest, checkpoint.commit_digest)] = ancestry
+    def _remember(self, checkpoint: model_pb2.Checkpoint, work: str, ancestry: Ancestry) -> None:
+        self._known[(work, checkpoint.vnode, checkpoint.digest, checkpoint.commit_digest)] = ancestry
         self._looked_at[checkpoint.digest] = checkpoint.commit_digest
         for table in (self._known, self._looked_at):
             _bound(table)
@@ -206,7 +208,7 @@ class CheckpointJudge:
 
     async def _check_planned(self, view: ModelView, place: Place, chain: list[VerifiedCommit]) -> None:
         """Who signed these commits, and what they took in, has to stand in plans of the job."""
-        if view.plan is None or view.job is None:
+        if view.plan is None:
             return
         stated: list[Signer | Merge] = []
         for found in chain:
@@ -214,9 +216,17 @@ class CheckpointJudge:
             for merged in found.commit.merges:
                 delta = open_delta(merged.delta, place)
                 stated.append(Merge(found.commit.replica, delta.replica, delta.delegation.pnode_id, int(merged.replicas)))
-        if self._work != (work := work_digest(view.job.request)):
+        if self._work != (work := self._work_of(view)):
             self._learners, self._work = Learners(place.job_id), work
         await self._learners.check(stated, view.plan, view.head.plan_digest, partial(self._plan, place.model))
+
+    def _work_of(self, view: ModelView) -> str:
+        """What the active job learns, as PNodes have it with their snapshots; where its beginning cannot be read, that of this very request."""
+        if view.job is None or view.beginning is None:
+            return view.job.request_digest if view.job is not None else ""
+        if self._asked != view.job.request_digest:
+            self._asked, self._begun = view.job.request_digest, work_digest(view.job.request, view.beginning)
+        return self._begun
 
     async def _plan(self, model: str, digest: str) -> model_pb2.Plan:
         data = await get_exact(self._store, keys.plan(model, digest), digest, max_bytes=limits.MAX_PLAN_BYTES)
@@ -244,7 +254,7 @@ class CheckpointJudge:
         Known is only what its parent commit has made too: else nobody could walk back from it, and whoever came to those bits on a way of its own is followed.
         """
         digest = commit.parent_digest
-        known = self._known.get((work_digest(view.job.request) if view.job else "", place.vnode, digest, commit.parent_commit))
+        known = self._known.get((self._work_of(view), place.vnode, digest, commit.parent_commit))
         if view.chain is not None:
             on_line = view.chain.checkpoints.get(digest)
             if on_line is not None and _made(on_line, place, commit):

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from dcnr import limits
-from dcnr.asked_work import work_digest
 from dcnr.v1 import local_pb2, model_pb2
 from pnode.budget import Reservation
 from pnode.home import Home
@@ -57,8 +56,8 @@ class Orders:
         """The order to host a replica, without a state: as it is, it updates one that runs."""
         request = job.request
         return local_pb2.HostReplica(
-            assignment=assignment, model=desired.model, job_id=desired.job_id, work_digest=work_digest(request), graph=job.graph_bytes,
-            num_batches=request.num_batches, lead_batches=desired.lead_batches or request.lead_batches, dataset_manifest_path=str(job.dataset_manifest),
+            assignment=assignment, model=desired.model, job_id=desired.job_id, graph=job.graph_bytes, num_batches=request.num_batches,
+            lead_batches=desired.lead_batches or request.lead_batches, dataset_manifest_path=str(job.dataset_manifest),
             shard_dir=str(self._home.cache), checkpoint_s=min(self.options.checkpoint_s, request.checkpoint_s or limits.CHECKPOINT_S),
             checkpoint_steps=request.checkpoint_steps or limits.CHECKPOINT_STEPS, spool_bytes=self.options.spool_bytes,
             work_dir=str(self._home.work / assignment.replica), threads=self.options.threads, plan_number=desired.plan_number,

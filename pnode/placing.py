@@ -87,9 +87,10 @@ class Placing:
         state, remarks = await self.provisioner.state(job, assignment.vnode, named, donors, replica=assignment.replica)
         for remark in remarks:
             self.say("checkpoint_unusable", assignment.replica, remark)
-        message = self._order(desired, hosted, job)
+        work = await self.provisioner.work(job)
+        message = self._order(desired, hosted, job)  # nothing is awaited from here on: a newer plan would not reach the worker
         message.state_path, message.state_digest, message.state_commit = str(state.path), state.digest, state.commit_digest
-        message.from_earlier_job = state.is_of_earlier_job
+        message.from_earlier_job, message.work_digest = state.is_of_earlier_job, work
         hosted.num_batches = int(message.num_batches)
         self._may_begin()  # it may have begun to leave while this was fetched, and the worker has handed over what it knew of
         hosted.is_ordered = True

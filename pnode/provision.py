@@ -15,13 +15,14 @@ from dcnr import limits
 from dcnr.asked_work import work_digest
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
 from dcnr.graph import dataset_refs, graph_from_bytes, stages_of_graph
+from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from dcnr.specs import Registry
 from dcnr.stages import Stage
 from dcnr.v1 import data_pb2, model_pb2
 from pnode.home import read_whole
 from pnode.snapshots import Shelf, StartingState
-from pnode.trail import Fetch, Trail
+from pnode.trail import Fetch, Trail, read_manifest
 from trust.envelope import parse_envelope
 from trust.network import NetworkPolicy
 from vnode.costs import ReplicaCost, replica_cost
@@ -63,6 +64,7 @@ class Provisioner:
     ) -> None:
         self._policy, self._registry, self._fetch, self._shelf, self._donated = policy, registry, fetch, shelf, donated
         self._jobs: dict[str, Job] = {}
+        self._works: dict[str, str] = {}
         self._given_up: set[str] = set()
 
     async def job(self, desired: model_pb2.DesiredState, *, reads_data: bool = True) -> Job:
@@ -131,7 +133,8 @@ class Provisioner:
         remarks: list[str] = []
         tried: set[str] = set()
         found_here = await self._shelf.candidates(job.request.model, job.request.job_id, vnode)
-        local = [one for one in found_here if one.work_digest in ("", work_digest(job.request))]
+        work = await self.work(job) if any(one.work_digest for one in found_here) else ""
+        local = [one for one in found_here if not (work and one.work_digest) or one.work_digest == work]
         trail = Trail(self._fetch, self._policy(), job.request, vnode, remarks)
         async for named in trail.walk(manifest_digest):
             known = {candidate.digest for candidate in local} | tried
@@ -144,6 +147,19 @@ class Provisioner:
             f"no state of {vnode} can be read: {'; '.join(remarks) or 'no checkpoint is known'}", code="no_state",
             remedy="wait for the store or an orchestrator",
         )  # fmt: skip
+
+    async def work(self, job: Job) -> str:
+        """Digest of what that job is to learn; empty while what it begins with cannot be read: then whatever was learned under its name counts, which its
+        holder judges.
+        """
+        key = digest_of(job.request.SerializeToString(deterministic=True))
+        if key not in self._works:
+            try:
+                first = await read_manifest(self._fetch, self._policy(), job.request.model, job.request.initial_manifest_digest)
+            except DcnrError:
+                return ""
+            self._works = {**dict(list(self._works.items())[1 - MAX_JOBS :]), key: work_digest(job.request, first)}
+        return self._works[key]
 
     async def named(self, model: str, checkpoint: model_pb2.Checkpoint) -> Path:
         """A local file with a checkpoint that a manifest names: a snapshot of this machine's own, else from who made it, else from the store.

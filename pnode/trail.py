@@ -59,7 +59,7 @@ class Trail:
             if digest in ("", first):
                 break
             try:
-                manifest = await self._manifest(digest)
+                manifest = await read_manifest(self._fetch, self._policy, self._request.model, digest)
             except DcnrError as error:
                 self._remarks.append(f"manifest {digest[:12]} cannot be read: {error.message}")
                 if step == 0:
@@ -96,7 +96,7 @@ class Trail:
     async def _beginning(self, digest: str) -> list[StartingState]:
         """The one state that the maintainers' request names for the VNode."""
         try:
-            manifest = await self._manifest(digest)
+            manifest = await read_manifest(self._fetch, self._policy, self._request.model, digest)
         except DcnrError as error:
             self._remarks.append(f"manifest {digest[:12]} cannot be read: {error.message}")
             return []
@@ -110,10 +110,12 @@ class Trail:
             )
         ]
 
-    async def _manifest(self, digest: str) -> model_pb2.Manifest:
-        ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=self._request.model, digest=digest)
-        path = await self._fetch(ref, limits.MAX_MANIFEST_BYTES)
-        return self._policy.open_manifest(parse_envelope(read_whole(path), limits.MAX_MANIFEST_BYTES), self._request.model)
+
+async def read_manifest(fetch: Fetch, policy: NetworkPolicy, model: str, digest: str) -> model_pb2.Manifest:
+    """That manifest, verified. Raises Corrupt, NotFound, Refused, Unavailable."""
+    ref = data_pb2.ObjectRef(kind=data_pb2.OBJECT_KIND_MANIFEST, model=model, digest=digest)
+    path = await fetch(ref, limits.MAX_MANIFEST_BYTES)
+    return policy.open_manifest(parse_envelope(read_whole(path), limits.MAX_MANIFEST_BYTES), model)
 
 
 def _of_this_job(checkpoint: model_pb2.Checkpoint) -> StartingState:

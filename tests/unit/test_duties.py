@@ -34,6 +34,7 @@ MAINTAINER, HOLDER = NodeKey.generate(), NodeKey.generate()
 POLICY = verify_chain([create_document(MAINTAINER, name="n", now_wall=1_700_000_000.0, orchestrator_ids=[HOLDER.node_id])])
 ME, MODEL, JOB, REPLICA = NodeId("0" * 40), "m", "j", "a.1"
 WITHIN_S = 60.0
+WORK = "e" * 64
 
 
 class Supply:
@@ -64,6 +65,9 @@ class Supply:
         for error in self.fails:
             raise error
         return self._state, []
+
+    async def work(self, job: Job) -> str:
+        return WORK
 
 
 class Rig:
@@ -145,6 +149,7 @@ def test_what_was_desired_while_a_replica_was_provisioned_reaches_the_worker(tmp
             await rig.overtaken(was_halted=was_halted)
             await until(lambda: bool(rig.orders()) and rig.orders()[-1].halted != was_halted)
             assert rig.orders()[0].state_path, "it is hosted first"
+            assert rig.orders()[0].work_digest == WORK, "for its snapshots"
             assert {order.assignment.replica for order in rig.orders()} == {REPLICA}
 
     asyncio.run(story())

@@ -23,6 +23,7 @@ from checkpoint_rig import (
 from dcnr.errors import DcnrError
 from dcnr.v1 import model_pb2
 from orchestrator.checkpoints import CheckpointJudge
+from orchestrator.view import ModelView
 
 
 def test_what_lies_behind_a_checkpoint_was_signed_by_primaries_of_the_job_on_their_pnodes() -> None:
@@ -143,14 +144,17 @@ def test_what_was_learned_for_a_job_that_the_store_has_lost_counts_in_no_other_o
         world.planned(after)
         made = world.checkpoint(SPAN(0, 4), [3], replica="a.9")
         view = world.view()
-        assert view.job is not None
-        signed_anew = replace(view, job=replace(view.job, request_digest="2" * 64))
-        await world.judge.judge(signed_anew, *made)
-        assert signed_anew.job is not None
-        signed_anew.job.request.dataset_digest = "d" * 64
+
+        def asked_anew(request_digest: str, **changes: str) -> ModelView:
+            assert view.job is not None
+            request = model_pb2.JobRequest.FromString(view.job.request.SerializeToString())
+            request.MergeFrom(model_pb2.JobRequest(**changes))
+            return replace(view, job=replace(view.job, request=request, request_digest=request_digest))
+
+        await world.judge.judge(asked_anew("2" * 64, initial_manifest_digest="e" * 64), *made)  # manifest 0 is signed anew as well
         for judge in (world.judge, CheckpointJudge(world.store, lambda: POLICY, StoppedClock())):
             with pytest.raises(DcnrError) as caught:
-                await judge.judge(signed_anew, *made)
+                await judge.judge(asked_anew("3" * 64, dataset_digest="d" * 64), *made)
             assert caught.value.code == "unplanned_replica"
 
     run(story)

@@ -82,7 +82,9 @@ def head(epoch: int, key: NodeKey, sequence: int = 1) -> identity_pb2.Envelope:
 def test_a_term_is_over_that_nobody_here_obeys_any_more(tmp_path: Path, epoch: int, key: NodeKey, *, is_over: bool) -> None:
     async def story(duties: Duties) -> None:
         duties._stopping = True  # nothing is confirmed
-        assert await duties.head_received(head(epoch, key, 9), Source.ORCHESTRATOR) == Told("m", key.node_id, is_over=False), "no term"
+        assert await duties.head_received(head(epoch, key, 9), Source.ORCHESTRATOR) == Told("m", key.node_id, is_over=False), (
+            "no term"
+        )
         await duties.head_received(head(2, SECOND), Source.OWN_GET)
         assert await duties.head_received(head(epoch, key, 9), Source.ORCHESTRATOR) == Told("m", key.node_id, is_over=is_over)
         assert await duties.head_received(head(epoch, NodeKey.generate()), Source.ORCHESTRATOR) is None, "a stranger's"

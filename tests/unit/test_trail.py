@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from dcnr import limits
-from dcnr.asked_work import work_digest
 from dcnr.errors import Corrupt, NotFound, Unavailable
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
@@ -80,10 +79,15 @@ class Store:
         async def candidates(model: str, job_id: str, vnode: str) -> list[StartingState]:
             return list(local or [])
 
+        return asyncio.run(self.provisioner(candidates).state(self.job(), VNODE, self.newest))
+
+    def work(self, **changes: Any) -> str:
+        return asyncio.run(self.provisioner().work(self.job(**changes)))
+
+    def provisioner(self, candidates: Any = None) -> Provisioner:
         shelf: Any = SimpleNamespace(candidates=candidates)
         registry: Any = None
-        provisioner = Provisioner(policy=lambda: POLICY, registry=registry, fetch=self.fetch, shelf=shelf)
-        return asyncio.run(provisioner.state(self.job(), VNODE, self.newest))
+        return Provisioner(policy=lambda: POLICY, registry=registry, fetch=self.fetch, shelf=shelf)
 
     def job(self, **changes: Any) -> Job:
         asked = {"model": MODEL, "job_id": JOB, "initial_manifest_digest": self.first, "dataset_digest": "d" * 64, **changes}
@@ -145,7 +149,7 @@ def test_a_snapshot_on_this_disk_that_is_further_is_taken_without_the_store(stor
 def test_what_another_job_learned_under_the_same_name_is_no_beginning(store: Store) -> None:
     """Its request was lost with a store that went back, and the name was given to another data set; one that asks for the same once more goes on from there."""
     store.add(5, with_first=True)
-    own = work_digest(store.job().request)
+    own = store.work()
     here = [
         StartingState(Path("x"), digest_of(work.encode()), "d" * 64, IntervalSet.span(0, held), "local", work_digest=work)
         for work, held in (("another", 9), (own, 8), ("", 7))
@@ -153,9 +157,19 @@ def test_what_another_job_learned_under_the_same_name_is_no_beginning(store: Sto
     assert store.restore(local=here)[0] == here[1]
     assert store.restore(local=[here[0], here[2]])[0] == here[2], "of before it was noted"
     assert store.restore(local=here[:1])[0].digest == state(5).digest
-    changes = ({"dataset_digest": "e" * 64}, {"graph_digest": "e" * 64}, {"initial_manifest_digest": "e" * 64}, {"num_batches": 7})
-    assert len({own, *(work_digest(store.job(**change).request) for change in changes)}) == 5
-    assert work_digest(store.job(created_unix_ms=1, lead_batches=9).request) == own
+    elsewhere = store.manifest(0, "", [state(1, job="")], MAINTAINER)
+    changes = ({"dataset_digest": "e" * 64}, {"graph_digest": "e" * 64}, {"initial_manifest_digest": elsewhere}, {"num_batches": 7})
+    assert len({own, *(store.work(**change) for change in changes)}) == 5
+    assert store.work(created_unix_ms=1, lead_batches=9) == own
+    store.trouble[store.first] = Unavailable("the store is away")
+    assert store.restore(local=here)[0] == here[0], "what its beginning is nobody can say: the holder judges it"
+
+
+def test_who_asks_for_the_same_once_more_has_signed_its_beginning_anew(store: Store) -> None:
+    """Each signature is another one, and so is the digest of manifest 0 that the request names."""
+    anew = store.manifest(0, "", [state(0, job="")], MAINTAINER)
+    assert anew != store.first
+    assert store.work(initial_manifest_digest=anew) == store.work()
 
 
 def test_what_was_taken_back_is_no_beginning_neither_from_this_disk_nor_from_an_older_manifest(store: Store) -> None:
