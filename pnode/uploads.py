@@ -27,7 +27,7 @@ from pnode.snapshots import Held, Shelf, is_gone, is_spoiled
 RETRY_S = 1.0
 LONGEST_RETRY_S = 10.0
 TROUBLED_S = 5.0
-"""Who leaves waits no longer for a store or orchestrators that do not answer."""
+"""Who leaves waits no longer for a store or orchestrators that fail to answer."""
 MOST_LOST = 5
 """A snapshot that the store lost so often is given up for a new one."""
 ASK_HOLDER_AFTER = 5
@@ -35,15 +35,18 @@ ASK_HOLDER_AFTER = 5
 
 
 class Uploads:
-    """One task works the shelf; `news` wakes it."""
+    """One task works the shelf; `added` and `heard` wake it. ``moved``: how many bytes this machine has uploaded so far."""
 
     def __init__(
         self, *, network_id: str, shelf: Shelf, objects: ObjectClient, orchestrators: Orchestrators, holder: Callable[[], NodeId | None],
         durable: Callable[[str, common_pb2.IntervalSet, str], Awaitable[None]], anew: Callable[[str, str], Awaitable[None]],
-        say: Say, directory: Path,
+        say: Say, directory: Path, moved: Callable[[], int] = lambda: 0,
     ) -> None:  # fmt: skip
         self._network_id, self._shelf, self._objects, self._orchestrators = network_id, shelf, objects, orchestrators
         self._holder, self._durable, self._anew, self._say, self._directory = holder, durable, anew, say, directory
+        self._moved = moved
+        self._failed_at: int | None = None
+        """How many bytes had gone out as the last pass failed; None: it did not, or something was answered since."""
         self._wake = asyncio.Event()
         self._told: dict[str, NodeId] = {}
         """By model: who decides, as whoever was asked last said."""
@@ -89,6 +92,7 @@ class Uploads:
             self._wake.clear()
             waiting, trouble, has_failed = await self._pass()
             self._tell(trouble)
+            self._failed_at = self._moved() if has_failed else None
             pause_s = min(LONGEST_RETRY_S, pause_s * 2) if has_failed else RETRY_S
             now = asyncio.get_running_loop().time()
             for replica, why in self._refusals.due(now):
@@ -160,12 +164,16 @@ class Uploads:
         self._refusals.refused(replica, why, asyncio.get_running_loop().time())
 
     async def flush(self, within_s: float, wanted: Callable[[], bool]) -> bool:
-        """Waits until nothing is pending; False if time ran out first, or nobody wants it any more. What fails again and again is waited for no longer
-        than `TROUBLED_S`.
+        """Waits until nothing is pending; False if time ran out first, or nobody wants it any more. What fails is waited for no longer than `TROUBLED_S` after
+        the last byte went out and the last answer came: a trouble that has passed takes no time from what goes up now.
         """
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        while self.num_pending and wanted() and loop.time() - began < (min(TROUBLED_S, within_s) if self.trouble else within_s):
+        began = alive_at = loop.time()
+        while self.num_pending and wanted() and (now := loop.time()) - began < within_s:
+            if self._failed_at != self._moved():
+                alive_at = now
+            elif now - alive_at >= TROUBLED_S:
+                break
             self._wake.set()
             await asyncio.sleep(0.1)
         return not self.num_pending
@@ -197,7 +205,7 @@ class Uploads:
                 ref, Path(ready.path), size_bytes=int(checkpoint.size_bytes), sha256=Digest(checkpoint.digest)
             )
             reached("state.uploaded")
-            held.uploaded = True
+            held.uploaded, self._failed_at = True, None
         return await self._record(held)
 
     async def _store_commits(self, held: Held, prefer: NodeId | None = None) -> None:
@@ -209,7 +217,7 @@ class Uploads:
             )
             await self._objects.write_bytes(ref, data, directory=self._directory, prefer=prefer)
         reached("commit.uploaded")
-        held.commit_stored = True
+        held.commit_stored, self._failed_at = True, None
 
     async def _takes_commits(self, held: Held, holder: NodeId | None) -> bool:
         """Whether the holder itself lets the commits in, after others did not: later snapshots go on from them, so they come before its word on this one."""
@@ -230,6 +238,7 @@ class Uploads:
         answer = await self._orchestrators.call(
             DataServiceStub, "RecordCheckpoint", request, timeout_s=limits.CALL_TIMEOUT_S, prefer=prefer
         )
+        self._failed_at = None
         match answer.status:
             case (
                 data_pb2.RECORD_STATUS_NAMED

@@ -73,6 +73,7 @@ class Scene:
         self.directory, self.network = directory, Network()
         self.said: list[tuple[str, str, str]] = []
         self.anew: list[str] = []
+        self.moved = 0
         network: Any = self.network
 
         async def durable(replica: str, lineage: object, digest: str) -> None:
@@ -84,7 +85,7 @@ class Scene:
         self.shelf = Shelf(directory)
         self.uploads = Uploads(
             network_id="n", shelf=self.shelf, objects=network, orchestrators=network, holder=lambda: HOLDER, durable=durable, anew=again,
-            say=lambda *event: self.said.append(event), directory=directory,
+            say=lambda *event: self.said.append(event), directory=directory, moved=lambda: self.moved,
         )  # fmt: skip
 
     def snapshot(self, step: int) -> local_pb2.SnapshotReady:
@@ -266,6 +267,53 @@ def test_who_leaves_waits_for_an_upload_that_goes_on_and_not_for_a_store_that_do
         scene.network.trouble = [Unavailable("away", code="store_unavailable")]
         await scene.uploads.added(scene.snapshot(2))
         await until(lambda: bool(scene.uploads.trouble))
+        async with asyncio.timeout(20.0):
+            assert not await scene.uploads.flush(60.0, lambda: True)
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["its commit is there meanwhile", "its bytes move"])
+def test_a_trouble_that_has_passed_takes_no_time_from_what_goes_up_as_a_machine_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    """The store was away for a second, and a state takes eight."""
+    monkeypatch.setattr(module, "TROUBLED_S", 0.2)
+
+    async def story(scene: Scene) -> None:
+        arrives, bring, fails = asyncio.Event(), scene.network.write_file, [not is_new]
+
+        async def slow(*words: Any, **more: Any) -> None:
+            if fails.pop() if fails else False:
+                raise Unavailable("away", code="store_unavailable")
+            scene.moved += not is_new
+            await arrives.wait()
+            await bring(*words, **more)
+
+        scene.network.write_file = slow  # type: ignore[method-assign]
+        scene.network.trouble = [Unavailable("away", code="store_unavailable")] if is_new else []
+        await scene.uploads.added(scene.snapshot(1))
+        await until(lambda: bool(scene.uploads.trouble))
+        scene.network.trouble = []
+        leaving = asyncio.create_task(scene.uploads.flush(60.0, lambda: True))
+        await asyncio.wait([leaving], timeout=0.6)
+        assert not leaving.done()
+        arrives.set()
+        assert await leaving
+
+    play(tmp_path, story)
+
+
+def test_who_leaves_and_has_never_found_an_orchestrator_waits_no_longer_than_where_none_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that was started again without a network."""
+    monkeypatch.setattr(module, "TROUBLED_S", 0.0)
+
+    async def story(scene: Scene) -> None:
+        scene.network.listed = []
+        scene.network.trouble = [Unavailable("nobody", code="no_orchestrator")]
+        await scene.uploads.added(scene.snapshot(1))
         async with asyncio.timeout(20.0):
             assert not await scene.uploads.flush(60.0, lambda: True)
 
