@@ -32,7 +32,8 @@ class BackupCheckers:
         """By replica that a plan has ever placed, also one that was lost: where, and for which job."""
         self.undone: dict[str, model_pb2.Outcome] = {}
         """What heads had decided that are in the store no more; who read one acknowledged may still write the end."""
-        self._lost_heads: set[bytes] = set()
+        self._lost_heads: dict[bytes, float] = {}
+        """With when the store went back before them."""
         self.highest_epoch = 0
         """Of all heads before the store went back; 0: it never did."""
         self.num_back = self.num_repeated = 0
@@ -41,7 +42,7 @@ class BackupCheckers:
         """The store went back; it held that before, and its heads had decided that."""
         store = self._world.store.store
         self.num_back += 1
-        self._lost_heads.add(before[keys.head(MODEL)])
+        self._lost_heads[before[keys.head(MODEL)]] = self._world.kernel.now_s
         self._lost |= {key: data for key, data in before.items() if store.peek(key) is None}
         self.undone |= decided
         self.highest_epoch = highest_epoch
@@ -60,7 +61,9 @@ class BackupCheckers:
         would have to renew again, and nothing that it decides lands.
         """
         core = shell.runtime.loop.core
-        return core.known is not None and core.known.data in self._lost_heads and core._seen._older is None
+        lost_s = self._lost_heads.get(core.known.data) if core.known is not None else None
+        within_s = core._times.stop_s / (1.0 - self._world.knobs.drift)  # by the slowest of clocks
+        return lost_s is not None and core._seen._older is None and self._world.kernel.now_s <= lost_s + within_s
 
     def has_held(self, key: str, data: bytes) -> bool:
         """Whether that is what the store has there, or had before it went back: whoever has not noticed may tell what was lost, and store another."""

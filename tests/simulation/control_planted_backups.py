@@ -16,6 +16,7 @@ from orchestrator import succession as succession_module
 from orchestrator.changes import Change, Decide
 from orchestrator.decider import Decider
 from orchestrator.head import HeadCore
+from orchestrator.head_events import Get, HeadEvent, HeadInstruction, PutUnknown
 from orchestrator.jobbook import JobBook
 from orchestrator.jobs import JobRecord
 from orchestrator.naming import Naming
@@ -131,6 +132,21 @@ def heads_are_shown_once(patch: pytest.MonkeyPatch) -> None:
 def who_is_behind_decides_on(patch: pytest.MonkeyPatch) -> None:
     """A holder that reads an older head takes itself for the holder until it would have to renew."""
     patch.setattr(HeadCore, "_is_behind", property(lambda self: False, lambda self, value: None), raising=False)
+
+
+def who_holds_hears_nothing(patch: pytest.MonkeyPatch) -> None:
+    """A holder does not look at the store again where that took nothing, and goes by no clock."""
+    step = HeadCore.step
+
+    def deaf(self: HeadCore, event: HeadEvent) -> list[HeadInstruction]:
+        out = step(self, event)
+        if not isinstance(event, PutUnknown) or self._epoch is None:
+            return out
+        self._must_read, self._busy = False, None
+        return [item for item in out if not isinstance(item, Get)]
+
+    patch.setattr(HeadCore, "step", deaf)
+    patch.setattr(HeadCore, "is_holder", lambda self, now: self._epoch is not None)
 
 
 def what_is_newest_goes_by_sequence_alone(patch: pytest.MonkeyPatch) -> None:

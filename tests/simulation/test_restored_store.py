@@ -54,6 +54,12 @@ def test_a_holder_whose_renewal_is_lost_may_take_itself_for_one_until_it_hears_o
     assert restored_world(24, num_orchestrators=5).run().checkers.backups.num_back > 0
 
 
+def test_and_no_longer_than_its_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that hears of nothing afterwards is found out, in a history where nothing else shows it."""
+    backups.who_holds_hears_nothing(monkeypatch)
+    assert first_red([restored_world(5, restores=1)]) == "two_holders"
+
+
 @pytest.mark.parametrize(("plant", "hint", "expected"), PLANTED, ids=[plant.__name__ for plant, *_ in PLANTED])
 def test_a_planted_bug_turns_its_checker_red(plant: Plant, hint: int, expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
