@@ -11,7 +11,7 @@ from dataservice.dataset_manifest import DatasetManifest, parse_manifest
 from dataservice.fit import check_fit
 from dcnr import limits
 from dcnr.crashpoints import reached
-from dcnr.errors import Corrupt, InvalidInput, NotFound, Refused, Stale
+from dcnr.errors import Corrupt, DcnrError, InvalidInput, NotFound, Refused, Stale
 from dcnr.graph import dataset_refs, num_batches
 from dcnr.ids import check_name
 from dcnr.ports import ObjectStore
@@ -19,6 +19,7 @@ from dcnr.tempo import check_rate
 from dcnr.v1 import identity_pb2, model_pb2
 from orchestrator.access import MAX_DATASET_MANIFEST_BYTES
 from orchestrator.documents import get_exact, put_once
+from orchestrator.job_words import is_of_earlier_job
 from orchestrator.taken_back import in_force, taken_back
 from orchestrator.view import JobFacts, ViewLoader
 from trust.envelope import parse_envelope
@@ -261,19 +262,48 @@ def _check_dataset(facts: JobFacts, dataset: DatasetManifest) -> None:
 async def record_cancel(
     envelope: identity_pb2.Envelope, *, policy: NetworkPolicy, store: ObjectStore
 ) -> tuple[model_pb2.JobCancel, bool]:
-    """The cancel object is in the store; False where one was there before. Raises Refused, NotFound, Unavailable."""
+    """The cancel object is in the store; False where one was there before. One of an earlier job of that name, which the store has lost, gives way. Raises
+    Refused (``cancel_before_job``, ``cancel_taken``), NotFound, Unavailable.
+    """
     cancel = policy.open_cancel(envelope)
     check_name(cancel.job_id)
     try:
-        await store.head(keys.job_request(check_name(cancel.model), cancel.job_id))
+        stored = await store.get(keys.job_request(check_name(cancel.model), cancel.job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
     except NotFound as error:
         raise NotFound(f"there is no job {cancel.job_id}", code="job_not_found", remedy="dcnr job list shows all jobs") from error
+    request = model_pb2.JobRequest()
+    with contextlib.suppress(Corrupt, Refused, InvalidInput):  # whatever lies there may be called off
+        request = policy.read_job_request(parse_envelope(stored.data))
+    if is_of_earlier_job(cancel, request):
+        raise Refused(
+            f"this was signed before job {cancel.job_id} was asked for", code="cancel_before_job",
+            remedy="look at the clock of the machine that signs, then call the job off again",
+        )  # fmt: skip
     data = envelope.SerializeToString(deterministic=True)
-    found = await put_once(store, keys.job_cancel(cancel.model, cancel.job_id), data)
+    key = keys.job_cancel(cancel.model, cancel.job_id)
+    found = await put_once(store, key, data)
+    if found != data and _is_of_earlier_job(found, request, policy):
+        found = await _put_over(store, key, found, data)
     reached("cancel.stored")
     if found != data:
         _require_cancel(found, cancel, policy)
     return cancel, found == data
+
+
+def _is_of_earlier_job(found: bytes, request: model_pb2.JobRequest, policy: NetworkPolicy) -> bool:
+    with contextlib.suppress(Corrupt, Refused, InvalidInput):
+        return is_of_earlier_job(policy.read_cancel(parse_envelope(found)), request)
+    return False
+
+
+async def _put_over(store: ObjectStore, key: str, before: bytes, data: bytes) -> bytes:
+    """What is there then, whatever the answer was: ``data`` where nobody was faster. Raises NotFound, Unavailable."""
+    stored = await store.get(key, max_bytes=limits.MAX_ENVELOPE_BYTES)
+    if stored.data != before:
+        return stored.data
+    with contextlib.suppress(DcnrError):
+        await store.put(key, data, if_match=stored.etag)
+    return (await store.get(key, max_bytes=limits.MAX_ENVELOPE_BYTES)).data
 
 
 def _require_cancel(found: bytes, cancel: model_pb2.JobCancel, policy: NetworkPolicy) -> None:

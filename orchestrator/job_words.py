@@ -49,15 +49,15 @@ class JobWords:
         """Jobs are read in this order: an object that the store never takes holds up what it has lost of no other job."""
         return self._failed.get(job_id, 0)
 
-    async def cancel_reason(self, job_id: str, request_digest: str) -> str | None:
-        """Why the job was called off, as its `cancel` says, which is listed; None where that is none. Raises Unavailable."""
+    async def cancel_reason(self, job_id: str, request_digest: str, request: model_pb2.JobRequest | None) -> str | None:
+        """Why the job was called off, as its `cancel` says, which is listed; None where that is none, or of an earlier one. Raises Unavailable."""
         key = keys.job_cancel(self._model, job_id)
         try:
             stored = await self._store.get(key, max_bytes=limits.MAX_ENVELOPE_BYTES)
             cancel = self._policy().read_cancel(parse_envelope(stored.data))
         except (Corrupt, Refused, InvalidInput, NotFound):
             return None
-        if (cancel.model, cancel.job_id) != (self._model, job_id):
+        if (cancel.model, cancel.job_id) != (self._model, job_id) or (request is not None and is_of_earlier_job(cancel, request)):
             return None
         self._keep(key, request_digest, stored.data)
         return cancel.reason or "called off"
@@ -123,3 +123,10 @@ class JobWords:
         for key in list(self._kept):
             if key.startswith(prefix) and (number_in(key.removeprefix(prefix)) or 0) > number:
                 del self._kept[key]
+
+
+def is_of_earlier_job(cancel: model_pb2.JobCancel, request: model_pb2.JobRequest) -> bool:
+    """Whether a cancellation was signed before that request was: it called off another one of its name, which the store has lost. Whoever has seen it could
+    show it once more. One that does not say when it was signed counts.
+    """
+    return 0 < cancel.created_unix_ms < request.created_unix_ms

@@ -204,7 +204,7 @@ class JobBook:
             there, is_otherwise = await self._words.repeat(job_id, record.request_digest, found)
             record = replace(record, pause=None) if is_otherwise else record
         if "cancel" in there and record.cancel_reason is None:
-            record = replace(record, cancel_reason=await self._words.cancel_reason(job_id, record.request_digest))
+            record = replace(record, cancel_reason=await self._words.cancel_reason(job_id, record.request_digest, record.request))
         said = record.pause.number if record.pause is not None else 0
         if end is None and (newer := [one for kind in there if (one := number_in(kind) or 0) > said]):
             newest = await self._words.newest_pause(job_id, record.request_digest, newer)

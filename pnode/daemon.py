@@ -252,10 +252,9 @@ class Daemon:
         )  # fmt: skip
         self._audits = Audits(asked, provisioner, self._budget, options, lambda: self._telling.takes_no_work(), group)
         self._uploads = Uploads(
-            network_id=self._present().network_id, shelf=self._shelf, orchestrators=self._orchestrators,
+            network_id=self._present().network_id, shelf=self._shelf, orchestrators=self._orchestrators, moved=lambda: self._line.up.num_bytes,
             objects=ObjectClient(self._bulk, self._rule, up=self._line.up, held=self._line.held, sent=self._line.sent),
             holder=self._duties.holder, durable=self._durable, anew=self._snapshot_anew, say=self.journal.say, directory=self._home.cache,
-            moved=lambda: self._line.up.num_bytes,
         )  # fmt: skip
         self._neighbours = Neighbours(
             membership=self._membership, orchestrators=self._orchestrators, network_id=self._present().network_id, wanted=self._duties.neighbours,

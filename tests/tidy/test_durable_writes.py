@@ -25,6 +25,7 @@ WITHOUT: Final = {
     "gateway/gate.py::Gate.__call__": "a span of a trace gets its name, no file",
     "gateway/keys.py::KeyFile._open": "opens the file; changes are made in `_change`",
     "orchestrator/job_words.py::JobWords.repeat": "the same bytes under the name that they had; whoever looks next writes what is lacking",
+    "orchestrator/admission.py::_put_over": CALLERS,
     "orchestrator/documents.py::put_all.put": CALLERS,
     "orchestrator/documents.py::put_once": CALLERS,
     "orchestrator/history.py::History._begin_anew": "sets aside what nobody can read; a start that dies there finds no file, and begins anew",

@@ -28,8 +28,10 @@ def end(job_id: str, network_id: str = "", model: str = "", **kinds: object) -> 
     return sealed(identity_pb2.DOMAIN_JOB_END, model_pb2.JobEnd(outcome=outcome, network_id=network_id, model=model), HOLDER).data
 
 
-def cancel(job_id: str, model: str = "m", reason: str = "enough") -> identity_pb2.Envelope:
-    statement = model_pb2.JobCancel(network_id=FIRST.network_id, job_id=job_id, model=model, reason=reason)
+def cancel(job_id: str, model: str = "m", reason: str = "enough", created_unix_ms: int = 0) -> identity_pb2.Envelope:
+    statement = model_pb2.JobCancel(
+        network_id=FIRST.network_id, job_id=job_id, model=model, reason=reason, created_unix_ms=created_unix_ms
+    )
     return seal(identity_pb2.DOMAIN_JOB_CANCEL, statement, ALICE)
 
 
@@ -83,6 +85,23 @@ def test_who_calls_a_job_off_hears_where_something_else_lies_in_the_place_of_tha
     assert (caught.value.code, keys.job_cancel("m", "mine") in caught.value.remedy) == ("cancel_taken", True)
     shelf.store.rewind(keys.job_cancel("m", "mine"), cancel("mine", reason="said before").SerializeToString(deterministic=True))
     assert asyncio.run(record_cancel(cancel("mine"), policy=FIRST, store=shelf.store))[1] is False
+
+
+def test_a_cancellation_from_before_a_job_was_asked_for_calls_it_not_off_and_keeps_no_place_from_one_that_does() -> None:
+    """It is of another job under that name, which the store has lost: it lies there still, or whoever has seen it shows it once more."""
+    shelf = Shelf()
+    shelf.submit("mine", created_unix_ms=1000)
+    key, earlier, later = keys.job_cancel("m", "mine"), cancel("mine", created_unix_ms=999), cancel("mine", created_unix_ms=1001)
+    shelf.store.rewind(key, earlier.SerializeToString(deterministic=True))
+    shelf.refresh()
+    assert shelf.book.records["mine"].cancel_reason is None
+    with pytest.raises(Refused) as caught:
+        asyncio.run(record_cancel(earlier, policy=FIRST, store=shelf.store))
+    assert caught.value.code == "cancel_before_job"
+    assert asyncio.run(record_cancel(later, policy=FIRST, store=shelf.store))[1] is True
+    assert shelf.store.peek(key) == later.SerializeToString(deterministic=True)
+    shelf.refresh()
+    assert shelf.book.records["mine"].cancel_reason == "enough"
 
 
 def test_an_end_of_an_open_job_that_a_removed_orchestrator_signed_is_told_once() -> None:

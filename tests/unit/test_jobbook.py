@@ -80,10 +80,10 @@ class Shelf:
         loader = ViewLoader(self.store, lambda: self.policy, default_registry(), SystemClock())
         self.book = JobBook("m", self.store, lambda: self.policy, loader)
 
-    def submit(self, job_id: str, signer: NodeKey = ALICE, begins_with: str = "") -> None:
+    def submit(self, job_id: str, signer: NodeKey = ALICE, begins_with: str = "", created_unix_ms: int = 0) -> None:
         request = model_pb2.JobRequest(
             network_id=FIRST.network_id, model="m", job_id=job_id, graph_digest=digest_of(GRAPH), num_batches=9,
-            initial_manifest_digest=begins_with,
+            initial_manifest_digest=begins_with, created_unix_ms=created_unix_ms,
         )  # fmt: skip
         data = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, signer).SerializeToString(deterministic=True)
         self.store.rewind(keys.job_request("m", job_id), data)
