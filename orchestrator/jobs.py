@@ -201,6 +201,14 @@ def _active(head: model_pb2.Head, record: JobRecord, progress: Progress | None, 
     if record.problem:
         outcome = _outcome(record.job_id, model_pb2.JOB_STATE_FAILED, head.manifest_digest, record.problem)
         return Decide(outcome.SerializeToString(deterministic=True), ended)
+    if (
+        progress is None
+        and "" not in (record.request_digest, active.request_digest)
+        and record.request_digest != active.request_digest
+    ):
+        why = "the store has its request no more: under its name something was asked for anew"
+        outcome = _outcome(record.job_id, model_pb2.JOB_STATE_FAILED, head.manifest_digest, why)
+        return Decide(outcome.SerializeToString(deterministic=True), ended)
     said = _not_yet_obeyed(active, record.pause)
     if said is not None and said.paused != (active.state == model_pb2.JOB_STATE_PAUSED):
         after = model_pb2.JOB_STATE_PAUSED if said.paused else _resumed(active, progress)

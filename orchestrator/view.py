@@ -192,6 +192,8 @@ class ViewLoader:
         if known is None:
             stored = await self._store.get(keys.job_request(model, job_id), max_bytes=limits.MAX_ENVELOPE_BYTES)
             known = await self.job_from_bytes(stored.data)
+            if request_digest not in ("", known.request_digest):
+                raise NotFound(f"another request lies under the name of job {job_id}", code="request_replaced")
         for digest in (known.request_digest, ""):
             _remember(self._jobs, (model, job_id, digest), known)
         return known

@@ -17,7 +17,7 @@ from orchestrator.ends import Ends
 from orchestrator.exits import ExitBook
 from orchestrator.history import History
 from orchestrator.jobbook import MISSING_LOOKS
-from orchestrator.jobs import ends_to_write, next_change
+from orchestrator.jobs import ends_as, ends_to_write, next_change
 from orchestrator.progress import progress_of
 from orchestrator.view import JobFacts, ModelView, same_documents
 
@@ -376,6 +376,26 @@ def test_a_job_that_was_asked_for_anew_runs_by_its_own_request() -> None:
     assert view.job.request_digest == head.active.request_digest == stored(shelf)
     before = model_pb2.Head(active=model_pb2.ActiveJob(job_id="j", request_digest="0" * 64))
     assert not same_documents(before, head), "a view of the former is none of this one"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_active_job_whose_name_was_given_anew_is_not_taken_for_the_new_one(restarted: bool) -> None:
+    """Whoever remembers its request goes on by that. To whoever has just begun it was the new one, with another data set and number of batches: by that it was
+    planned, judged and completed.
+    """
+    shelf = Shelf()
+    shelf.submit("j", begins_with=shelf.manifest(1, HOLDER))
+    head = model_pb2.Head(active=model_pb2.ActiveJob(job_id="j", request_digest=stored(shelf)))
+    asyncio.run(shelf.book.refresh("j"))
+    shelf.submit("j", begins_with=shelf.manifest(1, HOLDER))
+    assert stored(shelf) != head.active.request_digest
+    if restarted:
+        shelf.restart()
+    asyncio.run(shelf.book.refresh("j"))
+    view = asyncio.run(shelf.book._loader.load("m", head, b""))
+    assert (view.job.request_digest if view.job is not None else "") == ("" if restarted else head.active.request_digest)
+    change = next_change(head, shelf.book.records, progress_of(view, lambda _: None, ExitBook(), 0.0, 0), 0)
+    assert ends_as(change) == (model_pb2.JOB_STATE_FAILED if restarted else model_pb2.JOB_STATE_UNSPECIFIED)
 
 
 def test_what_cannot_be_read_of_a_job_that_was_asked_for_anew_is_waited_for() -> None:
