@@ -176,6 +176,11 @@ async def _check_manifest(facts: JobFacts, policy: NetworkPolicy, store: ObjectS
     wanted, found = {cost.vnode for cost in facts.costs}, {entry.vnode for entry in manifest.entries if entry.working}
     if wanted != found:
         raise InvalidInput(f"the initial manifest does not fit the graph: {sorted(wanted ^ found)}", code="wrong_manifest")
+    if any(entry.working[0].job_id == request.job_id for entry in manifest.entries):
+        raise InvalidInput(
+            f"manifest {manifest.number} names what a job {request.job_id} has learned: a new one of that name would be over before it begins",
+            code="own_beginning", remedy="use another idempotency key",
+        )  # fmt: skip
     _check_cleared(manifest)
     await _check_stays(request, manifest, policy, store, loader)
     await _check_weights(facts, manifest, loader)

@@ -57,6 +57,35 @@ def test_a_job_goes_on_from_audited_training_where_all_of_it_is_cleared(audits: 
     asyncio.run(story())
 
 
+def test_no_job_goes_on_from_what_another_one_of_its_name_has_learned() -> None:
+    """The store may have lost that one's request: by its lineages, which are told by the job's name, the new one was complete before it began."""
+
+    async def story() -> None:
+        made = World(1, 0)
+        loader = made.orchestrators[0].runtime.loader
+        request = model_pb2.JobRequest.FromString((await stage(made.store, made.policy, MAINTAINER, MODEL, CLOCK, JOB)).payload)
+        manifest = model_pb2.Manifest.FromString(
+            (await loader.manifest(MODEL, request.initial_manifest_digest))[0].SerializeToString()
+        )
+        for name, code in (("another", ""), (JOB, "own_beginning")):
+            manifest.entries[1].working[0].job_id = manifest.entries[1].cleared.job_id = name
+            sealed = seal(identity_pb2.DOMAIN_MANIFEST, manifest, MAINTAINER)
+            request.initial_manifest_digest = digest_of_envelope(sealed)
+            await made.store.put(
+                keys.manifest(MODEL, request.initial_manifest_digest), sealed.SerializeToString(deterministic=True)
+            )
+            wish = seal(identity_pb2.DOMAIN_JOB_REQUEST, request, MAINTAINER)
+            if not code:
+                assert (await admit(wish, policy=made.policy, store=made.store, loader=loader, wall_unix_ms=0))[0] == request
+                await made.store.delete(keys.job_request(MODEL, JOB))
+                continue
+            with pytest.raises(InvalidInput) as refused:
+                await admit(wish, policy=made.policy, store=made.store, loader=loader, wall_unix_ms=0)
+            assert refused.value.code == code
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize(("given_up", "code"), [("condemned", "condemned"), ("retracted", "taken_back")])
 def test_no_job_begins_with_what_the_manifest_in_force_condemns_or_takes_back(given_up: str, code: str) -> None:
     """It may be there now and be gone in a moment: the job would wait for ever for what it begins with."""
