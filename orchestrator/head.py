@@ -289,7 +289,11 @@ class HeadCore:
             return
         head = self._known.head
         is_above = self._seen.shown((event.epoch, event.sequence), _place(head))
-        if not is_above and (event.epoch != head.epoch or event.holder == head.holder):
+        is_other = event.epoch == head.epoch and event.holder != head.holder
+        was_ours = (
+            is_above and (event.epoch, event.holder) == (self._epoch, self._me) and not self._attempts
+        )  # nobody else writes in this term
+        if not was_ours and not (event.has_stayed and (is_above or is_other)):
             return
         if self._epoch is not None:
             self._lose(f"PNodes know epoch {event.epoch}, sequence {event.sequence}, and obey nothing older", out)

@@ -91,14 +91,15 @@ class PutUnknown:
 
 @dataclass(frozen=True, slots=True)
 class HeadShown:
-    """A PNode has a head of a listed orchestrator that is newer than what the store shows, or names another holder of the same term, and that has been so for
-    longer than any read is late.
+    """A PNode has a head of a listed orchestrator that is newer than what the store shows, or names another holder of the same term: the next term is above
+    it. Where that has been so for longer than any read is late, no PNode may obey the present one.
     """
 
     now: float
     epoch: int
     sequence: int
     holder: str
+    has_stayed: bool = True
 
 
 HeadEvent = Tick | GetAnswered | GetAbsent | GetFailed | PutAnswered | PutUnknown | HeadShown

@@ -6,7 +6,7 @@ A request that is given up on after its time may still reach the store; the core
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from dcnr import limits
@@ -56,14 +56,18 @@ class HeadLoop:
         self._wake = asyncio.Event()
         self._waiting: dict[int, asyncio.Future[model_pb2.Head]] = {}
         self._shown: model_pb2.Head | None = None
+        self._noted: tuple[model_pb2.Head, ...] = ()
 
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
             self._wake.clear()
-            if (shown := self._shown) is not None:
-                self._shown = None
-                await self._step(HeadShown(self._clock.monotonic(), int(shown.epoch), int(shown.sequence), shown.holder))
+            heads = [(one, False) for one in self._noted] + ([(self._shown, True)] if self._shown is not None else [])
+            if self.core.known is not None:  # else they wait for what they are held against
+                self._noted, self._shown = (), None
+                for head, has_stayed in heads:
+                    now = self._clock.monotonic()
+                    await self._step(HeadShown(now, int(head.epoch), int(head.sequence), head.holder, has_stayed))
             await self._step(Tick(self._clock.monotonic(), int(self._clock.wall() * 1000)))
             try:
                 async with asyncio.timeout(TICK_S):
@@ -79,6 +83,10 @@ class HeadLoop:
         """A PNode has this verified head, which the store's does not follow: the next term is above it."""
         self._shown = head
         self._wake.set()
+
+    def noted(self, heads: Iterable[model_pb2.Head]) -> None:
+        """PNodes have these, which the store may show in a moment: whoever takes over before goes by their numbers already."""
+        self._noted = tuple(heads)
 
     async def decide(self, change: Change) -> model_pb2.Head:
         """The acknowledged or read-back head that contains the change.

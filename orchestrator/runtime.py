@@ -273,6 +273,7 @@ class ModelRuntime:
         except DcnrError:
             return
         self._shown.shown(head, self.shared.clock.monotonic())
+        self.loop.noted(self._shown.waiting)
 
     def _check_shown(self) -> None:
         known, core = self.head, self.loop.core

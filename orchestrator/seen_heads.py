@@ -41,11 +41,11 @@ class SeenHeads:
         self.newest, self.floor = _above(self.newest, place), max(self.floor, place)
 
     def shown(self, place: Place, known: Place) -> bool:
-        """Somebody else has seen that head, while the store shows ``known``. Returns whether it is above what was seen here, and not too far to be believed."""
+        """Somebody else has seen that head, while the store shows ``known``. Returns whether it is above that, and not too far to be believed."""
         if any(one > has + most for one, has, most in zip(place, known, MAX_AHEAD, strict=True)):
             return False
-        before, self.newest = self.newest, _above(self.newest, place)
-        return self.newest != before
+        self.newest = _above(self.newest, place)
+        return any(one > has for one, has in zip(place, known, strict=True))
 
     def unchanged(self) -> None:
         """The head that counts was read again."""

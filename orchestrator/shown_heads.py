@@ -27,6 +27,11 @@ class ShownHeads:
         if before is None or (head.epoch, head.sequence) > (before[0].epoch, before[0].sequence):
             self._newest[head.holder] = (head, now)
 
+    @property
+    def waiting(self) -> list[model_pb2.Head]:
+        """Those that may turn out to be evidence."""
+        return [head for head, _ in self._newest.values()]
+
     def evidence(self, known: model_pb2.Head | None, now: float, *, is_read: bool) -> model_pb2.Head | None:
         """A shown head of which epoch or sequence is above that of ``known``, the store's, or which names another holder of that epoch, and stays so; each
         is told once. While the store is not read (``is_read``) nothing follows from it.

@@ -68,7 +68,7 @@ class Duties:
             entry.authority.term = Term(int(desired.epoch), signer)
             entry.authority.applied(desired)
             entry.desired = desired
-            self._written.load_head(desired.model)
+            entry.shown = self._written.load_head(desired.model)
 
     async def desired_received(self, envelope: identity_pb2.Envelope) -> None:
         """Judges a desired state from any orchestrator's stream."""
@@ -112,6 +112,12 @@ class Duties:
         if term != before and term is not None:
             self._say("term_confirmed", term.holder, f"the head names epoch {term.epoch}")
             await self._written.head(head.model, envelope)
+        elif entry.authority.head is not None and place_of(entry.authority.head) == place_of(head) > entry.shown:
+            entry.shown, obeyed = place_of(head), place_of(entry.desired) if entry.desired is not None else (0, 0)
+            self._written.shows(head.model, envelope)
+            if entry.kept < obeyed <= entry.shown:
+                entry.kept = obeyed
+                self._group.create_task(self._written.head(head.model, envelope))
         is_over = term is not None and head.epoch <= term.epoch and term != Term(int(head.epoch), signer.node_id)
         return Told(head.model, signer.node_id, is_over=is_over)
 

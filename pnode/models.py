@@ -67,6 +67,10 @@ class Model:
     writing: asyncio.Task[None] | None = None
     news: tuple[int, int] = (0, 0)
     """Epoch and sequence of the newest head that counted as news: the same one told again, by whomever, renews no horizon."""
+    shown: tuple[int, int] = (0, 0)
+    """Epoch and sequence of the newest head of a confirmed term that was told: whoever attaches shows it."""
+    kept: tuple[int, int] = (0, 0)
+    """Of the newest desired state that the head on the disk is not older than, as far as it is known."""
     hosted: dict[str, Hosted] = field(default_factory=dict)
     envelopes: dict[tuple[str, int, int], identity_pb2.Envelope] = field(default_factory=dict)
     """The newest desired states as they were signed: what is accepted later is persisted in its own words."""

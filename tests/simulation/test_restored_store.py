@@ -138,3 +138,38 @@ def test_where_nobody_said_it_again_the_job_would_go_on(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(JobWords, "repeat", nothing)
     assert stays_called_off().checkers._decided["job-0"].state == model_pb2.JOB_STATE_COMPLETED
+
+
+@pytest.mark.parametrize("away_s", [5.0, 14.0], ids=["before it takes over", "after it has begun"])
+def test_a_lone_orchestrator_begins_no_term_twice_where_pnodes_know_what_the_store_has_lost(away_s: float) -> None:
+    """It is started anew, as is usual after a restore, and finds the head of before its last term; PNodes come back so much later."""
+    knobs = ControlKnobs(
+        **{**CALM, "jobs": 1, "num_orchestrators": 1, "num_batches": 200}, vnodes_per_node=3, jobs_every_s=(1.0, 1.0), faults_s=75.0
+    )
+    story = Story(world := ControlWorld(5, knobs))
+    copies, heads = list[dict[str, bytes]](), list[model_pb2.Head]()
+
+    def restart() -> None:
+        world.faults._all_may_move()
+        world.orchestrators[0].crash()
+        world.orchestrators[0].start()
+
+    def go_back() -> None:
+        heads.append(head())
+        world.orchestrators[0].crash()
+        world.store.store.restore(copies.pop())
+        for pnode in world.pnodes:
+            world.network.block(pnode.host, world.orchestrators[0].host, away_s)
+        restart()
+
+    def head() -> model_pb2.Head:
+        found = world.head()
+        assert found is not None
+        return found
+
+    story.when(lambda: story.learned("v0") > 5, lambda: copies.append(world.store.store.dump()))
+    story.after(1.0, restart)
+    story.when(lambda: head().epoch == 2, lambda: None)
+    story.after(25.0, go_back)
+    story.run()
+    assert (heads[0].epoch, head().epoch) == (2, 3)

@@ -266,6 +266,34 @@ def test_a_holder_whom_pnodes_cannot_obey_begins_a_term_that_they_can(shown: tup
     assert not [item for item in writer.step(HeadShown(now, *shown, OTHER)) if isinstance(item, TermLost)]
 
 
+def test_whoever_takes_over_is_above_what_has_just_been_shown_and_who_holds_waits_whether_it_stays_so() -> None:
+    """A lone orchestrator that has just begun finds the head of before its last term in a store that went back: it began that term once more, with the numbers
+    of its replicas.
+    """
+    writer = holder()
+    assert not [item for item in writer.step(HeadShown(1.0, 2, 500, OTHER, has_stayed=False)) if isinstance(item, TermLost)]
+    assert [item.epoch for item in writer.step(HeadShown(2.0, 2, 500, OTHER)) if isinstance(item, TermLost)] == [1]
+    assert writer.known is not None
+    _, put = take(writer, writer.known.data, "e1", 3.0)
+    assert (head_of(put).epoch, head_of(put).sequence) == (3, 501)
+
+
+def test_a_holder_that_never_wrote_what_pnodes_know_of_its_own_term_begins_the_next_at_once() -> None:
+    """A moment later its own sequences may have come as far, and nothing would say any more that it began the same term twice."""
+
+    def lost(writer: HeadCore, now: float, sequence: int) -> list[int]:
+        out = writer.step(HeadShown(now, 1, sequence, ME, has_stayed=False))
+        return [item.epoch for item in out if isinstance(item, TermLost)]
+
+    writer = holder()
+    assert writer.known is not None
+    assert lost(writer, 1.0, writer.known.head.sequence) == []
+    assert lost(writer, 1.0, 500) == [1]
+    writer = holder()
+    writer.step(Tick(3.0, 1))
+    assert lost(writer, 3.1, 2) == [], "its own next write is on its way, and others may have read it"
+
+
 @pytest.mark.parametrize("sequence", [1, 9])
 def test_a_holder_of_a_number_that_pnodes_know_of_another_begins_a_term_above_it(sequence: int) -> None:
     """It never saw the term that the store has lost, so it could not know that the number is taken."""

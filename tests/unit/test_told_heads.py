@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from pnode.control import ATTACHED, ControlStreams
 from pnode.duties import Duties
 from pnode.home import Home
 from pnode.told_heads import LONGEST_S, OVER_S, Told, ToldHeads
-from tests.unit.test_two_holders import ORCHESTRATORS, POLICY, Unanswering, duties_of, nothing
+from tests.unit.test_two_holders import ME, ORCHESTRATORS, POLICY, Unanswering, duties_of, nothing
 from trust.envelope import seal
 from trust.identity import NodeKey
 
@@ -90,6 +91,41 @@ def test_a_term_is_over_that_nobody_here_obeys_any_more(tmp_path: Path, epoch: i
         assert await duties.head_received(head(epoch, NodeKey.generate()), Source.ORCHESTRATOR) is None, "a stranger's"
 
     asyncio.run(with_duties(Home(tmp_path / "home"), story))
+
+
+def shown(duties: Duties) -> list[int]:
+    return [model_pb2.Head.FromString(one.payload).sequence for one in duties.heads_seen()]
+
+
+def test_who_attaches_shows_the_newest_head_of_its_term_also_after_a_restart_unless_it_is_older_than_what_is_obeyed(
+    tmp_path: Path,
+) -> None:
+    """A lone orchestrator whose store went back begins the same term once more: by the head that confirmed it nothing was lost, and until its sequences had
+    come as far as they were, which may take as long as the term had lasted, no PNode obeyed it.
+    """
+
+    async def story(duties: Duties) -> None:
+        nothing_placed: Any = SimpleNamespace(placed=lambda *place: None)
+        duties._provisioner = nothing_placed
+        await duties.head_received(head(2, FIRST, 5), Source.OWN_GET)
+        await duties.head_received(head(2, FIRST, 7), Source.ORCHESTRATOR)
+        assert shown(duties) == [7]
+        desired = model_pb2.DesiredState(
+            network_id=POLICY.network_id, model="m", pnode_id=ME, holder=FIRST.node_id, epoch=2, sequence=8, job_id="j"
+        )
+        await duties.desired_received(seal(identity_pb2.DOMAIN_DESIRED_STATE, desired, FIRST))
+        for sequence in (9, 12, 3):
+            await duties.head_received(head(2, FIRST, sequence), Source.ORCHESTRATOR)
+        assert shown(duties) == [12]
+
+    async def restarted(duties: Duties) -> None:
+        duties.load()
+        assert shown(duties) == [9], "written once for what is obeyed"
+        await duties.head_received(head(2, FIRST, 3), Source.ORCHESTRATOR)
+        assert shown(duties) == [9]
+
+    for part in (story, restarted):
+        asyncio.run(with_duties(Home(tmp_path / "home"), part))
 
 
 def streams_to(orchestrators: Sequence[NodeKey], now: Sequence[float]) -> ControlStreams:
