@@ -388,7 +388,7 @@ class Crew:
         view = host.view()
         member.num_learned = view.counters.learned
         measured = Measured(
-            step_s=host.averages.step_s, loss=host.averages.loss, num_unlearned=len(host.averages.unlearned), num_steps=host.averages.num_steps,
+            step_s=host.averages.step_s, loss=host.averages.loss, num_unlearned=host.averages.num_unlearned, num_steps=host.averages.num_steps,
             rate=member.rate.seen(view.counters.learned, now_s),
             spool_bytes=host.outbox.num_bytes,
             restored_from=member.order.state_digest,

@@ -46,7 +46,7 @@ from vnode.core import ReplicaCore
 from vnode.due import WakeAt
 from vnode.events import Event, Instruction
 from vnode.replica_view import ReplicaView
-from vnode.state import StateInfo
+from vnode.state import MAX_NUMBER, StateInfo
 from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer, TensorHandle
 
 DISK_RETRY_S: Final = 5.0
@@ -361,11 +361,11 @@ class ReplicaHost:
 
     def state_info(self, lineage: IntervalSet) -> StateInfo:
         """What the state says about itself if it is captured now."""
-        return replace(self._info, parent=self._chain.state_digest, epoch=self.epoch, step=self._commits + 1, lineage=lineage)
+        return replace(self._info, parent=self._chain.state_digest, epoch=self.epoch, step=min(self._commits + 1, MAX_NUMBER), lineage=lineage)
 
     def relearned(self, info: StateInfo) -> None:
         """The state is that of an anchor now, or one was captured of it."""
-        self._commits, self.num_learned = info.step, len(info.lineage)
+        self._commits, self.num_learned, self.averages.is_stuck = info.step, len(info.lineage), False
         self._tell_completion()
 
     async def _take_snapshot(self, job: ev.TakeSnapshot) -> None:
@@ -378,7 +378,7 @@ class ReplicaHost:
             return
         link = self._chain.close(state=digest, steps=digest_of(log) if log else "")
         ended = self.books.ended(link.commit, log, info)
-        self._commits += 1
+        self._commits, self.averages.is_stuck = info.step, False
         self.post(ev.SnapshotTaken(self._clock.monotonic(), job.lineage, digest))
         if self._group is not None:  # not among the tasks that an end cancels: what is captured is handed over
             self._group.create_task(self._store(data, link, info, ended))

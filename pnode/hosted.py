@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Final
 
 from dcnr.crashpoints import reached
-from dcnr.errors import InvariantBroken
+from dcnr.errors import Corrupt, InvariantBroken
 from dcnr.ids import Digest, ReplicaId, VNodeId, digest_of
 from dcnr.stages import Stage
 from dcnr.tempo import Tempo
 from dcnr.units import Share
 from pnode.chain import Standing
-from trust.late_draw import BURST_LOSS
+from trust.late_draw import BURST_LOSS, UNLEARNED
 from vnode.compute import Compute
-from vnode.state import StateInfo
+from vnode.state import NO_VALUES, StateInfo
 from vnode.vocabulary import Lane, Role
 
 SLOW_LINK_BYTES_S: Final = 60e6
@@ -98,6 +98,14 @@ class Averages:
     num_steps: int = 0
     unlearned: set[int] = field(default_factory=set)
     """Batches that gave nothing finite, or a loss beyond all measure, since one gave better (`trust.late_draw.UNLEARNED`)."""
+    is_stuck: bool = False
+    """Whether the state has come to values that none may hold: running statistics, or a count, beyond all numbers. Losses need not show it, and nothing that is
+    learned from there can ever be written down."""
+
+    @property
+    def num_unlearned(self) -> int:
+        """As many as a report tells."""
+        return max(len(self.unlearned), UNLEARNED) if self.is_stuck else len(self.unlearned)
 
     def add(self, batch: int, seconds: float, loss: float) -> None:
         """One more step."""
@@ -115,6 +123,7 @@ class Averages:
         is_broken = lane.is_train and isinstance(error, InvariantBroken) and error.code == "not_finite"
         if is_broken and len(self.unlearned) < MAX_UNLEARNED:
             self.unlearned.add(batch)
+        self.is_stuck |= isinstance(error, Corrupt) and error.code == NO_VALUES
 
 
 def captured(compute: Compute, info: StateInfo) -> tuple[bytes, str]:

@@ -35,6 +35,10 @@ NUM_DISTANCES = 16
 _CODES: Mapping[str, str] = {"float32": "F32", "int64": "I64", "uint8": "U8"}
 _HEX64_OR_EMPTY = re.compile(r"(?:[0-9a-f]{64})?")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+MAX_NUMBER = 2**63 - 1
+"""Of what a state counts. Whoever goes on from one that says so counts no further: else nothing that it learns could be written down."""
+NO_VALUES = "bad_state_values"
+"""Code of what no tensor of a state may hold."""
 _NUMBERS = ("epoch", "step", "num_batches", "seed", "updates")
 _KEYS = frozenset({"format", "vnode", "model", "graph", "parent", *_NUMBERS})
 
@@ -254,7 +258,7 @@ def _info(metadata: Mapping[str, str], schema: StateSchema) -> StateInfo:
         raise _bad("metadata of another format or VNode", "metadata")
     if any(_HEX64_OR_EMPTY.fullmatch(metadata[key]) is None for key in ("graph", "parent")):
         raise _bad("a digest in the metadata is not one", "metadata")
-    if any(_NUMBER.fullmatch(metadata[key]) is None or int(metadata[key]) >= 2**63 for key in _NUMBERS):
+    if any(_NUMBER.fullmatch(metadata[key]) is None or int(metadata[key]) > MAX_NUMBER for key in _NUMBERS):
         raise _bad("a number in the metadata is not one", "metadata")
     try:
         model = check_name(metadata["model"])

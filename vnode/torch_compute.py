@@ -19,10 +19,11 @@ from torch import Tensor
 from dcnr.errors import Corrupt, InvariantBroken, Refused, RemoteFault
 from dcnr.limits import MAX_OBJECT_BYTES
 from dcnr.specs import Registry
-from dcnr.stages import Stage, StageInput
+from dcnr.stages import Stage
 from vnode.clipping import Centre, begun
 from vnode.compute import EvalResult, StepResult
-from vnode.state import DISTANCES, Array, StateInfo, StateSchema, anchor_schema, parse, serialise
+from vnode.state import DISTANCES, MAX_NUMBER, Array, StateInfo, StateSchema, anchor_schema, parse, serialise
+from vnode.torch_inputs import check_inputs, check_output, is_finite
 from vnode.torch_memory import Memory
 from vnode.torch_merging import DeltaValues, Merged, decode, measured, outer_step
 from vnode.torch_objective import cross_entropy
@@ -32,6 +33,9 @@ from vnode.vocabulary import Mode
 
 class TorchCompute:
     """The maths of one replica of ``stage``. Computes nothing before `restore`. ``threads`` 0 leaves torch's setting; it holds for the process."""
+
+    ROOM = 1.0
+    """How far above the bound of what another stage may send its values may lie."""
 
     def __init__(
         self,
@@ -101,11 +105,12 @@ class TorchCompute:
             value = float(loss.detach())
             if not np.isfinite(value):
                 raise InvariantBroken("the local loss is not finite: the batch is skipped", code="not_finite", vnode=self._stage.id)
+            check_output(output.detach(), self._stage.id)
             gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
             with torch.no_grad():
                 contiguous = [gradient.contiguous() for gradient in gradients]
                 self._update(self._parameters, contiguous, self._slots, lr, self._updates)
-            self._updates += 1
+            self._updates = min(self._updates + 1, MAX_NUMBER)
             keep()
         correct, count = _correct(logits.detach(), y)
         return StepResult(output.detach(), value, len(tensors[0]), correct, count, lr)
@@ -120,7 +125,9 @@ class TorchCompute:
             self._set(module, batch, mode)
             output = module(tensors)
             sinks = module.run_sinks(output)
-            if not _is_finite(output):
+            if mode is Mode.FORWARD_ONLY:
+                check_output(output, self._stage.id)
+            elif not is_finite(output):
                 raise InvariantBroken("the output is not finite", code="not_finite", vnode=self._stage.id)
             if target is None:
                 return EvalResult(output, 0.0, 0, 0, sinks)
@@ -153,7 +160,7 @@ class TorchCompute:
                 output: Tensor = module(tensors)
             finally:
                 module.remember(None)
-            if not _is_finite(output):
+            if not is_finite(output):
                 raise InvariantBroken("the output is not finite", code="not_finite", vnode=self._stage.id)
         memory.advance(count)
         return output
@@ -332,19 +339,11 @@ class TorchCompute:
         return tensor.to(self._device)
 
     def _inputs(self, inputs: Sequence[Any], mode: Mode) -> list[Tensor]:
-        """Detached inputs on the device. Raises RemoteFault for a wrong count, dtype, shape or a value that is not finite."""
+        """Detached inputs on the device. Raises RemoteFault as `vnode.torch_inputs.check_inputs`."""
         if len(inputs) != len(self._stage.inputs):
             raise InvariantBroken(f"{len(inputs)} inputs, not {len(self._stage.inputs)}", code="bad_inputs", vnode=self._stage.id)
         tensors = [self._as_tensor(value) for value in inputs]
-        for item, tensor in zip(self._stage.inputs, tensors, strict=True):
-            if not _fits(item, tensor, mode) or len(tensor) != len(tensors[0]) or len(tensor) == 0:
-                raise RemoteFault(
-                    f"{item.id} sent {tensor.dtype} {list(tensor.shape)}, not {item.spec.dtype} {list(item.spec.shape)} per sample",
-                    code="bad_frame",
-                    vnode=item.id,
-                )
-            if tensor.is_floating_point() and not _is_finite(tensor):
-                raise RemoteFault(f"{item.id} sent values that are not finite", code="not_finite", vnode=item.id)
+        check_inputs(self._stage.inputs, tensors, mode, room=self.ROOM)
         return tensors
 
     def _target(self, target: Any, batch_size: int) -> Tensor:
@@ -366,19 +365,6 @@ def _whole(state: bytes | memoryview | Path) -> bytes:
 def _array(tensor: Tensor) -> Array:
     array: Array = tensor.detach().cpu().numpy()
     return array
-
-
-def _fits(item: StageInput, tensor: Tensor, mode: Mode) -> bool:
-    """Whether the tensor is what the stage expects; in INFER a sequence may be shorter."""
-    shape = tuple(tensor.shape[1:])
-    if str(tensor.dtype) != f"torch.{item.spec.dtype}":
-        return False
-    return item.spec.takes(shape) if mode is Mode.INFER else shape == item.spec.shape
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """Whether every value is. No sum with one that is not is finite, so one pass is enough but where finite values have no finite sum."""
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def _correct(logits: Tensor, y: Tensor) -> tuple[int, int]:

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from blake3 import blake3
 from worker_rig import DaemonEnd, Job, make_job, worker
 
@@ -29,7 +31,7 @@ from vnode.checks.replay import replay
 from vnode.checks.torch_record import as_array
 from vnode.registry import default_registry
 from vnode.signed_frames import FrameNumber, statement
-from vnode.state import parse, serialise
+from vnode.state import MAX_NUMBER, parse, serialise
 from vnode.torch_compute import TorchCompute
 from vnode.torch_stage import schema_of
 from vnode.vocabulary import TRAIN_LANE, Mode, Peer
@@ -219,5 +221,28 @@ def test_a_state_that_gives_nothing_finite_is_told_and_its_replica_stays(tmp_pat
             report = end.reports["s1.1"]
             assert (report.num_learned, report.state) == (0, orchestrator_pb2.ASSIGNMENT_STATE_ACTIVE)
             assert report.restored_from == digest_of(job.states["s1"].read_bytes())
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["counted to the end", "beyond all numbers"])
+def test_whoever_follows_a_state_at_the_end_of_all_numbers_writes_down_what_it_learns_or_says_that_it_cannot(
+    tmp_path: Path, ends: bool
+) -> None:
+    """Whoever leaves it behind may have learned honestly but for that: each loss is as ever."""
+    job = make_job(tmp_path, num_stages=1, of_images=True)
+    stage = next(item for item in stages_of_graph(job.graph, default_registry()) if item.id == "s1")
+    schema = schema_of(stage, default_registry())
+    info, arrays = parse(job.states["s1"].read_bytes(), schema)
+    name = "w/component.conv.weight"
+    arrays = {**arrays, name: arrays[name] * np.float32(1e20)} if ends else arrays
+    job.states["s1"].write_bytes(serialise(schema, replace(info, step=MAX_NUMBER), arrays))
+
+    async def scenario() -> None:
+        async with worker(tmp_path) as end:
+            await end.host(job, "s1", {"s1": end}, **audited(job, "s1"))
+            await end.until(lambda: bool(end.snapshots or ("s1.1" in end.reports and end.reports["s1.1"].num_unlearned)), 120)
+            assert bool(end.snapshots) is not ends
+            assert end.reports["s1.1"].num_unlearned == (UNLEARNED if ends else 0)
 
     run(scenario)

@@ -51,10 +51,12 @@ class Job:
     batch_size: int
 
 
-def make_graph(num_stages: int, width: int, batch_size: int, passes: int, *, evaluate_every: int = 0, codec: str = "auto") -> Any:
+def make_graph(
+    num_stages: int, width: int, batch_size: int, passes: int, *, evaluate_every: int = 0, codec: str = "auto", of_images: bool = False
+) -> Any:  # fmt: skip
     graph = Graph(
         MODEL,
-        input=TensorSpec("float32", (width,)),
+        input=TensorSpec("float32", shape_of(width, of_images=of_images)),
         target=TensorSpec("int64", ()),
         num_classes=4,
         train={"passes": passes, "batch_size": batch_size, "seed": 7, "codec": codec, "evaluate_every": evaluate_every},
@@ -63,21 +65,26 @@ def make_graph(num_stages: int, width: int, batch_size: int, passes: int, *, eva
     before = "input"
     for number in range(1, num_stages + 1):
         graph.vnode(
-            f"s{number}", "linear_block", {}, inputs=[before],
+            f"s{number}", *(("conv_block", {"out_channels": 4}) if of_images else ("linear_block", {})), inputs=[before],
             objective={"name": "local_ce", "config": {}}, optimizer={"name": "sgd", "lr": 0.05, "momentum": 0.9},
         )  # fmt: skip
         before = f"s{number}"
     return graph.build()
 
 
+def shape_of(width: int, *, of_images: bool) -> tuple[int, ...]:
+    """Of a sample with so many values."""
+    return (1, 4, width // 4) if of_images else (width,)
+
+
 def make_job(
     root: Path, *, num_stages: int = 2, width: int = 16, batch_size: int = 8, samples: int = 160, passes: int = 2,
-    evaluate_every: int = 0, codec: str = "auto", merge_every: int = 0,
+    evaluate_every: int = 0, codec: str = "auto", merge_every: int = 0, of_images: bool = False,
 ) -> Job:  # fmt: skip
     """Stages a separable data set and checkpoint 0 of every VNode."""
     from vnode.torch_stage import initial_state
 
-    graph = make_graph(num_stages, width, batch_size, passes, evaluate_every=evaluate_every, codec=codec)
+    graph = make_graph(num_stages, width, batch_size, passes, evaluate_every=evaluate_every, codec=codec, of_images=of_images)
     graph.train.merge_every = merge_every
     rng = np.random.Generator(np.random.Philox(key=3))
     shard_dir = root / "cache"
@@ -99,7 +106,8 @@ def make_job(
                 shards[digest] = shard_dir / digest
                 placed.append(ShardRef(digest, number * (count // 2), len(part)))
             refs[name, split] = tuple(placed)
-    fields = {"input": FieldSpec("float32", (width,), "float32"), "target": FieldSpec("int64", (), "int64", num_classes=4)}
+    shape = shape_of(width, of_images=of_images)
+    fields = {"input": FieldSpec("float32", shape, "float32"), "target": FieldSpec("int64", (), "int64", num_classes=4)}
     manifest = DatasetManifest("dots", 1, fields, counts, refs, "none", "made here")
     manifest_path = root / "dataset.json"
     manifest_path.write_bytes(manifest.to_bytes())

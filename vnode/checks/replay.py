@@ -23,7 +23,7 @@ from vnode.checks.steadiness import FIRST_STEPS, came_to_nothing, doubted, has_l
 from vnode.checks.tolerances import Tolerances
 from vnode.compute import Compute, Tensor
 from vnode.merging import counts_of
-from vnode.state import Array, StateInfo, StateSchema, parse
+from vnode.state import NO_VALUES, Array, StateInfo, StateSchema, parse
 from vnode.vocabulary import Mode
 
 
@@ -246,8 +246,13 @@ class _Replay:
     ) -> Iterator[Comparison]:
         index = max(0, at - 1)
         claimed_info, claimed = parse(claimed_state, self._schema)
-        mine = self._compute.snapshot(info)
-        found_info, found = parse(mine, self._schema)
+        try:
+            found_info, found = parse(self._compute.snapshot(info), self._schema)
+        except Corrupt as error:  # an honest worker could not have written this state down
+            if error.code != NO_VALUES:
+                raise
+            yield came_to_nothing(self._tolerances.comparison(index, "lineage", math.inf))
+            return
         alike = (claimed_info.lineage, claimed_info.updates) == (info.lineage, found_info.updates)
         yield self._tolerances.comparison(index, "lineage", 0.0 if alike else math.inf)
         for item in residuals.state_residuals(first, claimed, found, num_steps, with_bulk=self._has_bulk):

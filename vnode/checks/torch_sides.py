@@ -1,4 +1,6 @@
-"""`vnode.checks.sides.TwoSided` with torch: hooks before every ReLU and max pool of a stage, which do nothing until they are asked to."""
+"""`vnode.checks.sides.TwoSided` with torch: hooks before every ReLU and max pool of a stage, which do nothing until they are asked to. And what no auditor
+goes on from: values so large that they are finite by last bits alone.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dcnr.errors import InvariantBroken
 from vnode.checks.residuals import ULP
 from vnode.checks.sides import MAX_GROUPS, MAX_SIDES, MAX_TRIES, MIN_GROUP, Side, Sides, window
 from vnode.compute import StepResult
@@ -21,11 +24,19 @@ KINKS = (nn.ReLU, nn.MaxPool2d)
 FEW = 2
 ALIKE = 2.0**-19
 """Values of a channel that are no further apart, in units of the rms, come of equal inputs."""
+LARGEST = 1e18
+"""Norm of what a part may read or give in a step that accuses anybody: a tenth of what has no finite square. Normalisation hides what weights came to: where variances are infinite but
+for last bits it gives zeros on one machine and what is to be learned from on another, with a loss on both. Nobody is honest there: what comes over the wire is
+bounded (`dcnr.limits.MAX_TENSOR_RMS`), so weights are that large. A doubt has it looked for who made them.
+"""
 SMALLEST = torch.finfo(torch.float32).tiny
 
 
 class TwoSidedCompute(TorchCompute):
     """As `TorchCompute`, for replays of stages with kinks."""
+
+    ROOM = 1.01
+    """What an honest worker has just taken an auditor takes, too, whichever way it adds up."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -48,6 +59,8 @@ class TwoSidedCompute(TorchCompute):
         """Takes over a state of this stage and job. Raises Corrupt; on an error the former state stays."""
         info = super().restore(state)
         for name, part in self.part("").named_modules():
+            if next(part.children(), None) is None:
+                part.register_forward_hook(_bounded)
             if isinstance(part, KINKS):
                 part.register_forward_pre_hook(lambda kink, given, name=name: self._before(name, kink, given))
         return info
@@ -79,6 +92,13 @@ class TwoSidedCompute(TorchCompute):
             sizes = found[group].abs().clamp_min(SMALLEST)
             offset[group] = (sizes if side.is_above else -sizes) - found[group]
         return (values + offset,)
+
+
+def _bounded(part: nn.Module, given: tuple[Any, ...], values: Any) -> None:
+    """Raises InvariantBroken (``not_finite``) where a part reads or gives values so large that last bits decide what is finite behind it."""
+    for value in (*given, values):
+        if isinstance(value, Tensor) and value.is_floating_point() and not float(torch.linalg.vector_norm(value.detach())) <= LARGEST:
+            raise InvariantBroken("a part of the stage reads or gives values that are far too large", code="not_finite")
 
 
 def _nearest(values: Tensor, kink: nn.Module, limit: float, batch: int, name: str) -> list[Side]:
