@@ -9,10 +9,11 @@ it found wrong never passes. That an interval cannot be verified is believed of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from dcnr.errors import InvariantBroken
+from dcnr.errors import InvariantBroken, Refused
+from orchestrator.accounts import FINDINGS
 from orchestrator.audit_events import Bundle, Decision, Doubt, Report, Wait, Word
 from trust.auditors import Candidate
 from trust.going_back import Cause
@@ -198,6 +199,18 @@ def looked_in_vain(case: Case, now_s: float, *, is_sole: bool) -> None:
         case.counts_s = case.word_s + GIVE_UP_S
         if case.sole_s and any(case.words[name].word is Word.DOUBT for name in case.own & case.words.keys()):
             case.counts_s = min(case.counts_s, case.sole_s + SOLE_S)
+
+
+def about(case: Case, report: Report) -> Report:
+    """As it counts of that interval: a finding on another one, of the evidence that was shown, says that this shows another, which may begin alike. Raises Refused
+    (``wrong_interval``) where it does not say of what evidence, or of other.
+    """
+    is_about, is_of = report.interval == case.interval.name, report.bundle == shown(case)
+    if report.word not in FINDINGS or (is_about and (is_of or not report.bundle)):
+        return report
+    if not is_of:
+        raise Refused("a report on another interval or other evidence than the task's", code="wrong_interval")
+    return replace(report, word=Word.UNVERIFIABLE)
 
 
 def said_nothing(case: Case, asked: Asked, report: Report, now_s: float) -> Decision | None:

@@ -14,7 +14,8 @@ from orchestrator.audit_events import Bundle, Report, Sender, Word
 from trust.delegation import open_delegation
 from trust.envelope import digest_of_envelope, open_single, parse
 
-MAX_REPORT_BYTES: Final = 16 * limits.KIB
+MAX_REPORT_BYTES: Final = 32 * limits.KIB
+"""With `trust.evidence.MAX_SOURCES` of the longest names, and some more."""
 MAX_EVIDENCE_BYTES: Final = 4 * limits.KIB
 """Of the message that names a bundle."""
 MAX_TEXT: Final = 500

@@ -24,6 +24,7 @@ from orchestrator.audit_case import (
     UNCLEAR,
     Asked,
     Case,
+    about,
     doubt_of,
     doubted_before,
     ended_without,
@@ -163,8 +164,7 @@ class AuditDesk:
             raise Refused("a report on a task that was not given to whom it is from", code="not_asked")
         case = self._cases[name]
         asked = case.tasks[report.task_id]
-        if report.word in FINDINGS and (report.interval != name or report.bundle not in ("", shown(case))):
-            raise Refused("a report on another interval or other evidence than the task's", code="wrong_interval")
+        report = about(case, report)
         self._end_task(case, report.task_id)
         self._silent.answered(report, asked, now_s)
         if report.word in (Word.REFUSED, Word.UNREAD):

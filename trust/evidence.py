@@ -31,6 +31,10 @@ MAX_WORDS_BYTES: Final = MAX_RECORD_BYTES - 128 * KIB
 """Of the statements of one interval and their logs together: so a record of it holds them, with as many challenged tensors as there may be."""
 MAX_STATEMENTS: Final = 64
 """Commits of one interval: those of anchors, and that of the state."""
+MAX_SOURCES: Final = 128
+"""Lives of replicas that signed inputs of one interval: each report on it names all of them, and evidence that makes reports too large to be read would be judged
+by nobody but whoever helps its maker.
+"""
 SEED_BYTES: Final = 32
 DRAWN: Final = model_pb2.CHECK_KIND_REPLAY
 """The check that audits draw, and the only one that proves a computation wrong: whoever tells of a fault does not choose how it is looked for."""

@@ -17,9 +17,11 @@ from orchestrator.mailbox import Mailbox
 from orchestrator.rehab import Rehab
 from orchestrator.silence import Judgement
 from orchestrator.standings import Standings, judgement_of
+from pnode.auditing import MAX_REASON
 from trust.auditors import Candidate
 from trust.delegation import make_delegation
 from trust.envelope import seal
+from trust.evidence import MAX_SOURCES
 from trust.folding import Told
 from trust.identity import NodeKey
 from trust.ledger import Verdict
@@ -68,13 +70,25 @@ def test_a_report_of_the_delegated_worker_is_read() -> None:
         report(finding=model_pb2.AUDIT_FINDING_UNSPECIFIED),
         report(finding=model_pb2.AUDIT_FINDING_FAULT),
         report(reason="x" * 501),
-        report(reason="x" * 20_000),
+        report(reason="x" * 40_000),
         seal(identity_pb2.DOMAIN_AUDIT_TASK, model_pb2.AuditReport(network_id=NETWORK), WORKER),
     ],
 )
 def test_any_other_report_is_refused_with_a_typed_error(envelope: identity_pb2.Envelope) -> None:
     with pytest.raises((Corrupt, Refused)):
         open_report(envelope, NETWORK, NODE.node_id, NOW)
+
+
+def test_a_report_that_names_as_many_senders_as_evidence_may_show_is_read() -> None:
+    """Else whoever shows more would be judged by nobody but who leaves them out."""
+    vnode = "v" * 63
+    sources = [
+        model_pb2.InputSource(vnode=vnode, replica=f"{vnode}.{10**14 + at}", pnode_id=NODE.node_id, incarnation=2**64 - 1)
+        for at in range(MAX_SOURCES)
+    ]
+    facts = {"record_digest": RECORD, "bundle_digest": RECORD, "reason": "x" * MAX_REASON, "part": "input_gradient"}
+    _, found = open_report(report(sources=sources, finding=model_pb2.AUDIT_FINDING_FAULT, **facts), NETWORK, NODE.node_id, NOW)
+    assert len(found.senders) == MAX_SOURCES
 
 
 def test_a_report_from_another_session_or_under_an_old_delegation_is_refused() -> None:

@@ -7,6 +7,7 @@ from itertools import count
 
 import pytest
 
+from dcnr.errors import Refused
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from orchestrator.audit_case import GIVE_UP_S, SOLE_S, Case, given_up, weighed
@@ -147,6 +148,26 @@ def test_a_desk_with_a_verifier_has_it_look_at_what_three_doubt(word: Word, verd
     assert own.is_verifier
     audited.says(own, word)
     assert audited.verdicts() == [verdict]
+
+
+def test_evidence_of_another_interval_that_begins_alike_shows_nothing_of_this_one() -> None:
+    """A primary that has contributors may show the first of its statements only: what is found there was no word on the interval, each auditor counted as silent,
+    and whoever helps the accused passed it.
+    """
+    audited = Audited(5)
+    for _ in range(2):
+        [task] = audited.tasks()
+        audited.desk.reported(Report(task.task_id, task.auditor, digest_of(b"its beginning"), PASS, bundle="b" * 64), audited.now_s)
+        audited.desk.check()
+    assert audited.verdicts() == [Verdict.UNVERIFIABLE]
+
+
+def test_a_word_on_other_evidence_is_none() -> None:
+    audited = Audited(5)
+    [task] = audited.tasks()
+    with pytest.raises(Refused, match="other evidence than"):
+        audited.desk.reported(Report(task.task_id, task.auditor, NAME, PASS, bundle="c" * 64), audited.now_s)
+    assert not audited.tasks()
 
 
 @pytest.mark.parametrize(("num_here", "verdict"), [(1, Verdict.PASSED), (2, Verdict.UNVERIFIABLE)])

@@ -26,6 +26,7 @@ from trust.comparison import judge
 from trust.envelope import sign_apart
 from trust.step_logs import MAX_LOG_BYTES
 from vnode.bundle import Bundle, read_bundle
+from vnode.checks import opening
 from vnode.checks.claims import read
 from vnode.checks.merges import MAX_REPLICAS
 from vnode.checks.opening import UNVERIFIABLE, Assigned, Opened, Source, open_claim, read_stated
@@ -325,6 +326,38 @@ def test_a_wrong_proof_of_an_input_falls_back_on_the_accused(
     tmp_path: Path, interval: Interval, change: Callable[[Interval], object]
 ) -> None:
     change(interval)
+    refused(interval, tmp_path)
+
+
+def resign(interval: Interval, entry: int, replica: str, sender: Party) -> None:
+    """That input says that it came from another replica of the stage before, signed by whoever that is."""
+    step, (part, data) = interval.log.steps[entry], next(one for one in interval.parts if (one[0].kind, one[0].entry) == (INPUT, entry))
+    proof = part.frame
+    proof.source_replica = replica
+    header = TensorHeader(proof.dtype, tuple(proof.shape), proof.codec, len(data), step.inputs[0].hex())
+    number = FrameNumber(TRAIN_LANE, int(step.batch), Mode.TRAIN)
+    source = Peer(ReplicaId(replica), int(proof.source_incarnation))
+    said = statement(source, ReplicaId(proof.target_replica), number, header, int(proof.step))
+    proof.signature = sign_apart(identity_pb2.DOMAIN_FRAME, said, sender.worker)
+    proof.delegation.CopyFrom(sender.delegation())
+
+
+@pytest.mark.parametrize("name", ["a.first", "a.", "a", "a.-1", f"a.{'1' * 16}"])
+def test_a_sender_whose_name_is_none_makes_no_report_that_its_reader_refuses(tmp_path: Path, interval: Interval, name: str) -> None:
+    """Every finding names the senders. Each auditor would have counted as silent, and whoever helps the accused leaves them out."""
+    for entry in range(NUM_STEPS):
+        resign(interval, entry, name if entry == 0 else "a.1", STRANGER)
+    refused(interval, tmp_path)
+
+
+def test_evidence_names_no_more_senders_than_a_report_has_room_for(
+    tmp_path: Path, interval: Interval, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for entry in range(NUM_STEPS):
+        resign(interval, entry, f"a.{entry + 1}", STRANGER)
+    monkeypatch.setattr(opening, "MAX_SOURCES", NUM_STEPS)
+    assert len(opened(interval, tmp_path).sources) == NUM_STEPS
+    monkeypatch.setattr(opening, "MAX_SOURCES", NUM_STEPS - 1)
     refused(interval, tmp_path)
 
 

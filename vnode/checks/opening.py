@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from dcnr.codecs import CODECS, codecs_sent
 from dcnr.errors import Corrupt, DcnrError, InvariantBroken, Refused
-from dcnr.ids import Digest, ReplicaId, digest_of, vnode_of
+from dcnr.ids import Digest, check_replica_id, digest_of, vnode_of
 from dcnr.specs import TensorSpec
 from dcnr.stages import INPUT, Stage
 from dcnr.tensor import Payload, TensorHeader, reader
@@ -24,7 +24,7 @@ from dcnr.v1 import identity_pb2, model_pb2
 from trust.commits import MAX_COMMIT_BYTES, Place
 from trust.delegation import VerifiedDelegation, open_past_delegation
 from trust.envelope import check_signature, digest_of_envelope, parse_envelope
-from trust.evidence import MAX_STATEMENTS, MAX_WORDS_BYTES, Exhibit, exhibit_of
+from trust.evidence import MAX_SOURCES, MAX_STATEMENTS, MAX_WORDS_BYTES, Exhibit, exhibit_of
 from trust.step_logs import MAX_LOG_BYTES, Contradiction, Statement
 from vnode.bundle import Bundle
 from vnode.checks.claims import MAX_STEPS, Claim, ClaimedStep, Given, MapClaim, Sent, States
@@ -289,15 +289,18 @@ class _Inputs:
 
     def _check_sender(self, proof: model_pb2.FrameProof, size_bytes: int, digest: bytes, batch: int, source: str) -> None:
         """``digest``: of so many bytes. Raises Corrupt, Refused: what nobody else has signed is the accused's own word, and blames nobody else."""
-        if vnode_of(ReplicaId(proof.source_replica)) != source or proof.target_replica != self._exhibit.replica:
+        replica = check_replica_id(proof.source_replica)
+        if vnode_of(replica) != source or proof.target_replica != self._exhibit.replica:
             raise Refused("an input of another edge", code=UNVERIFIABLE)
         delegation = self._key_of(proof)
         header = TensorHeader(proof.dtype, tuple(proof.shape), proof.codec, size_bytes, digest.hex())
         mode = Mode.FORWARD_ONLY if proof.forward_only else Mode.TRAIN
-        sender = Peer(ReplicaId(proof.source_replica), int(proof.source_incarnation))
-        said = statement(sender, ReplicaId(proof.target_replica), FrameNumber(TRAIN_LANE, batch, mode), header, int(proof.step))
+        sender = Peer(replica, int(proof.source_incarnation))
+        said = statement(sender, check_replica_id(proof.target_replica), FrameNumber(TRAIN_LANE, batch, mode), header, int(proof.step))
         check_signature(identity_pb2.DOMAIN_FRAME, said, delegation.worker_public_der, proof.signature)
-        self.sources.add(Source(source, proof.source_replica, delegation.pnode_id, sender.incarnation))
+        self.sources.add(Source(source, replica, delegation.pnode_id, sender.incarnation))
+        if len(self.sources) > MAX_SOURCES:
+            raise Refused(f"inputs of more than {MAX_SOURCES} senders: no report would name them all", code=UNVERIFIABLE)
 
     def _key_of(self, proof: model_pb2.FrameProof) -> VerifiedDelegation:
         """The delegation of a sender's worker, which comes with its first part only."""
