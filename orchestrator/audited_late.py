@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator
+from typing import Final
 
 from orchestrator.audit_events import Decision, People
 from trust.late_draw import backwards, drawn_late, drawn_of_the_found_out
 from trust.ledger import Interval, Ledger, Verdict
+
+FOUND_OUT: Final = "its PNode was found out since"
 
 
 def opened_late(ledger: Ledger, people: People, held: Iterable[str] = ()) -> Iterator[Decision]:
@@ -27,7 +30,7 @@ def opened_late(ledger: Ledger, people: People, held: Iterable[str] = ()) -> Ite
             asked |= {other.name for other in itertools.islice(filter(_is_unjudged, left), 1)}
         yield from _opened(ledger, vnode, one.state, people, asked, one.num_known)
     for name in drawn_of_the_found_out(ledger, people.left):
-        yield Decision(name, Verdict.OPEN, "its PNode was found out since")
+        yield Decision(name, Verdict.OPEN, FOUND_OUT)
     for other in (other for name in sorted(held) for other in beside(ledger, name)):
         if other.verdict is Verdict.SPARED and other.name in people.recent and _is_here(other, people):
             yield Decision(other.name, Verdict.OPEN, "what came with the same checkpoint is doubted")

@@ -10,14 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from dcnr.ids import digest_of
-from orchestrator.audit_events import Decision
+from orchestrator.audit_case import Case
+from orchestrator.audit_doubters import Doubters
+from orchestrator.audit_events import Decision, Report, Word
 from orchestrator.audit_people import people_of
+from orchestrator.audited_late import FOUND_OUT, opened_late
+from orchestrator.chain import Chain
 from orchestrator.runtime import Shared
 from orchestrator.view import ModelView
 from trust.folding import Told
 from trust.going_back import Cause
-from trust.late_draw import drawn_late, drawn_of_the_found_out
-from trust.ledger import Interval, Ledger, Verdict
+from trust.ledger import Interval, Verdict
 from trust.standing import Standing, State, begun
 from vnode.checks.claims import MAX_STEPS
 
@@ -36,6 +39,9 @@ class KnowingDesk:
 
     world: ControlWorld
     shared: Shared
+    _term: tuple[int, str] = (0, "")
+    _doubters: Doubters = field(default_factory=Doubters)
+    _cases: dict[str, Case] = field(default_factory=dict)
     _due_s: dict[str, float] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -43,14 +49,33 @@ class KnowingDesk:
 
     def verdicts(self, view: ModelView) -> Iterable[Decision]:
         """What is decided by now."""
-        now = self.world.kernel.now_s
-        for one in view.chain.to_judge() if view.chain is not None else ():
-            due_s = self._due_s.setdefault(one.name, now + _share(one, "when") * (AUDIT_S[1] - AUDIT_S[0]) + AUDIT_S[0])
-            if now >= due_s:
-                yield self._decision(one)
-        if view.chain is not None and self.world.cheats:
+        if view.chain is None:
+            return
+        now, ledger = self.world.kernel.now_s, view.chain.ledger
+        self._keep(view, view.chain)
+        for name, case in self._cases.items():
+            if case.decision is None and now >= self._due_s[name]:
+                case.decision = self._decision(case)
+                self._doubters.decided(case, case.decision, ledger)
+        late, has_time = list[Decision](), True
+        if self.world.cheats:
             self._stand(view.head.model, view.chain.told)
-            yield from self._late(view, view.chain.ledger)
+            people = people_of(view, self.shared, self._doubters)
+            late, has_time = list(opened_late(ledger, people, self._doubters.held)), people.has_time
+        self.world.num_late_found_out += sum(one.reason == FOUND_OUT for one in late)
+        self.world.num_late += sum(one.reason != FOUND_OUT for one in late)
+        self._doubters.look(ledger, self._cases, {one.interval for one in late}, now, waits=has_time)
+        yield from (found for case in self._cases.values() if (found := self._doubters.let_go(case)) is not None)
+        yield from late
+
+    def _keep(self, view: ModelView, chain: Chain) -> None:
+        """A case of each open interval. What was doubted an orchestrator knows in the term that heard of it."""
+        term, now = (int(view.head.epoch), view.head.active.job_id), self.world.kernel.now_s
+        if term != self._term:
+            self._term, self._doubters, self._cases = term, Doubters(), {}
+        self._cases = {one.name: self._cases.get(one.name) or Case(one, now, now) for one in chain.to_judge()}
+        for name, case in self._cases.items():
+            self._due_s.setdefault(name, now + _share(case.interval, "when") * (AUDIT_S[1] - AUDIT_S[0]) + AUDIT_S[0])
 
     def _stand(self, model: str, told: tuple[Told, ...]) -> None:
         """The chain's faults are believed: there are no records to verify here."""
@@ -58,25 +83,19 @@ class KnowingDesk:
         for _, one in self.shared.standings.unverified():
             self.shared.standings.verified(one.proof)
 
-    def _late(self, view: ModelView, ledger: Ledger) -> Iterable[Decision]:
-        people = people_of(view, self.shared)
-        for name in drawn_of_the_found_out(ledger, people.left):
-            self.world.num_late_found_out += 1
-            yield Decision(name, Verdict.OPEN, "its PNode was found out since")
-        for vnode, state in sorted(people.broken.items()):
-            for name in drawn_late(ledger, (vnode, *people.ahead.get(vnode, ())), state, people.recent):
-                self.world.num_late += 1
-                yield Decision(name, Verdict.OPEN, "nothing can be learned from its state")
-
     def standing(self, _view: ModelView, _pnode_id: str) -> Standing:
         """Everybody is known well enough to be spared now and then."""
         fresh = begun(self.world.true_clock().wall())
         passes, batches = fresh.passes.plus(PASSES, fresh.since_s), fresh.batches.plus(PASSES * MAX_STEPS, fresh.since_s)
         return replace(fresh, state=State.ACTIVE, passes=passes, batches=batches)
 
-    def _decision(self, one: Interval) -> Decision:
+    def _decision(self, case: Case) -> Decision:
+        one = case.interval
         if one.name in self.world.cheats:
             return Decision(one.name, Verdict.FAILED, "it is wrong", Cause.FAULT, digest_of(one.name.encode()))
+        if one.name in self.world.doubtful:
+            case.words["auditor"] = Report("", "auditor", one.name, Word.DOUBT)
+            return Decision(one.name, Verdict.UNVERIFIABLE, "whoever looks measures more than the tolerance", Cause.UNVERIFIABLE)
         if self.world.is_unsafe and _share(one, "inputs") < UNVERIFIABLE_RATE:
             return Decision(one.name, Verdict.UNVERIFIABLE, "nobody has its inputs", Cause.UNVERIFIABLE)
         return Decision(one.name, Verdict.PASSED, "nothing was found")

@@ -81,6 +81,8 @@ class ControlKnobs:
     """PNodes of which half of what they commit is wrong, until the heal."""
     cheats_break: bool = False
     """From a state that holds something wrong nobody can learn who restores it."""
+    cheats_grow: bool = False
+    """What is learned on top of something wrong is doubted, whoever learns it; where it does not break."""
     skew_s: float = 60.0
     """How wrong ordinary wall clocks are."""
     wrong_clocks: float = 0.0
@@ -249,6 +251,7 @@ def audited_knobs(seed: int) -> ControlKnobs:
         audited=True,
         cheating_pnodes=rng.choice([0, 1, 1]),
         cheats_break=rng.choice([False, True]),
+        cheats_grow=rng.choice([False, True]),
     )
 
 

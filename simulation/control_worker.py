@@ -138,7 +138,8 @@ class WorkerModel:
             exchanged_s=now, steps=digest_of(b"steps") if pnode.world.knobs.audited else "",
         )  # fmt: skip
         replica.restored_from = message.state_digest
-        replica.is_broken = replica.is_tainted = message.state_digest in pnode.world.broken
+        replica.is_broken = message.state_digest in pnode.world.broken
+        replica.is_tainted = replica.is_broken or message.state_digest in pnode.world.growing
         replica.told(message, now)
         self.replicas[name] = replica
         if (donor := pnode.world.primary_of(pnode, replica)) is not None:
@@ -276,9 +277,11 @@ class WorkerModel:
         replica.kept = replica.lineage
         if pnode.cheats and pnode.world.is_unsafe and pnode.rng.random() < CHEAT_RATE:
             pnode.world.cheats.add(link.digest)
-            replica.is_tainted = pnode.world.knobs.cheats_break
+            replica.is_tainted = pnode.world.knobs.cheats_break or pnode.world.knobs.cheats_grow
+        elif replica.is_tainted and not pnode.world.knobs.cheats_break:
+            pnode.world.doubtful.add(link.digest)
         if replica.is_tainted:
-            pnode.world.broken.add(link.state)
+            (pnode.world.broken if pnode.world.knobs.cheats_break else pnode.world.growing).add(link.state)
         self.pending.append(Snapshot(ready.checkpoint, ready.commit, data, list(ready.ancestors)))
         self._wake.set()
 

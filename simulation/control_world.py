@@ -50,6 +50,10 @@ class ControlWorld:
         """Statements that end an interval which is wrong."""
         self.broken: set[str] = set()
         """States from which nobody can learn."""
+        self.growing: set[str] = set()
+        """States behind which last bits grow."""
+        self.doubtful: set[str] = set()
+        """Statements that end an interval which no auditor can judge, since it began with one of these."""
         self.num_late = 0
         """How often a spared interval was drawn late, since nothing could be learned from its state."""
         self.num_late_found_out = 0

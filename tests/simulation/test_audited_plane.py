@@ -48,6 +48,16 @@ BREAKING: dict[str, Any] = {
 """A job that is left with a state from which nobody learns fails soon."""
 
 
+GROWING: dict[str, Any] = {**BREAKING, "cheats_break": False, "cheats_grow": True, "settling_deadline_s": 900.0}
+"""As long as the state counts all that is drawn behind it goes back."""
+
+
+def test_states_behind_which_everything_is_doubted_are_traced_back_and_jobs_end_well() -> None:
+    found = world(2, **GROWING).run()
+    assert found.doubtful
+    assert found.num_late > 0
+
+
 def test_states_that_nobody_can_learn_from_are_traced_back_and_jobs_end_well() -> None:
     found = world(2, **BREAKING).run()
     assert found.num_late > 0
@@ -69,7 +79,12 @@ def nobody_looks_at_what_the_found_out_have_done(patch: pytest.MonkeyPatch) -> N
 
 def nothing_is_drawn_late(patch: pytest.MonkeyPatch) -> None:
     """What was spared stays so, whatever its state does to others."""
-    patch.setattr("simulation.control_desk.drawn_late", lambda *_: ())
+    patch.setattr("orchestrator.audited_late.drawn_late", lambda *_: ())
+
+
+def nothing_is_looked_for_behind_doubts(patch: pytest.MonkeyPatch) -> None:
+    """Doubts take back what stands on a state that somebody made so, again and again, and never who made it."""
+    patch.setattr("orchestrator.audit_doubters.Doubters._take_back", lambda *_: None)
 
 
 def everything_is_cleared(patch: pytest.MonkeyPatch) -> None:
@@ -112,6 +127,7 @@ PLANTED = [
     (less_is_told_than_was_learned, {}, 0, {"ledger"}),
     (jobs_wait_for_no_audit, {}, 0, {"unaudited"}),
     (nothing_is_drawn_late, BREAKING, 2, {"completes"}),
+    (nothing_is_looked_for_behind_doubts, GROWING, 2, {"completes"}),
     (nobody_looks_at_what_the_found_out_have_done, FINDING, 7, {"left_behind"}),
     (nothing_goes_back, {"cheating_pnodes": 2}, 1, {"unaudited", "completes"}),
 ]
