@@ -293,6 +293,11 @@ def given_up(case: Case, executions: int = 0) -> Decision:
     return Decision(case.interval.name, Verdict.PASSED, f"nobody proved a fault, and nobody else is here{short}")
 
 
+def is_in_vain(case: Case, found: Decision) -> bool:
+    """Whether it goes back for what its accused brought: evidence that shows nothing of what was done, or that everybody measures otherwise."""
+    return found.verdict is Verdict.UNVERIFIABLE and not case.is_again and (found.reason == UNCLEAR or bool(_over(case)))
+
+
 def _not_accepted(case: Case, reason: str) -> Decision:
     """Taken back, and nobody is blamed: none of this is evidence."""
     return Decision(case.interval.name, Verdict.UNVERIFIABLE, reason, Cause.UNVERIFIABLE)

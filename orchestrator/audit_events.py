@@ -182,13 +182,17 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Unshown:
-    """An accused that was here has shown nothing of what it did, in the whole of its time or with what it brought: ``num`` intervals of that VNode in a row."""
+    """An accused that was here has shown nothing of what it did that counts, in the whole of its time or with what it brought: ``num`` intervals of that VNode in a
+    row.
+    """
 
     pnode_id: str
     vnode: str
     replica: str
     num: int
     reason: str
+    is_late: bool = True
+    """Whether it is a result that was not in time. What others doubt is not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from orchestrator.audit_bundles import Bundles
 from orchestrator.audit_case import (
     CHALLENGE_S,
     LOOK_S,
-    UNCLEAR,
     Asked,
     Case,
     about,
@@ -343,16 +342,18 @@ class AuditDesk:
             reason = f"its PNode showed no evidence within {now_s - case.since_s:.0f} s"
             self._actions.append(Late(one.pnode_id, one.name))
             if case.is_withheld and one.pnode_id in self._people.candidates:
-                self._lapse(case, now_s, reason)
+                self._actions += self._lapses.withheld(case, now_s, reason)
             self._decide(case, Decision(one.name, Verdict.UNVERIFIABLE, reason, Cause.UNVERIFIABLE))
         elif now_s - case.challenged_s >= ASK_AGAIN_S:
             case.challenged_s = now_s
             until_s = min(now_s + CHALLENGE_S, case.longest_until_s)  # who is asked again has that much longer
             self._actions.append(SendChallenge(one.name, one.vnode, one.replica, one.pnode_id, until_s))
 
-    def _lapse(self, case: Case, now_s: float, reason: str) -> None:
-        if (found := self._lapses.lapsed(case.interval, case.since_s, now_s, reason)) is not None:
-            self._actions.append(found)
+    def _conclude(self, case: Case, found: Decision, now_s: float) -> None:
+        """What was said of it is enough."""
+        self._actions += self._lapses.concluded(case, found, now_s)
+        self.doubters.judged(case, found, now_s)
+        self._decide(case, found)
 
     def _audit(self, case: Case, now_s: float, asks: int) -> int:
         """Decides the case, or asks whoever is still needed; returns how many were looked for."""
@@ -361,10 +362,7 @@ class AuditDesk:
         can_look = bool(people.verifiers)
         found = weighed(case, can_look=can_look, wanted=needs.auditors, executions=needs.executions, gives_up=needs.gives_up)
         if isinstance(found, Decision):
-            if found.reason == UNCLEAR and not case.is_again:
-                self._lapse(case, now_s, found.reason)
-            self.doubters.judged(case, found, now_s)
-            self._decide(case, found)
+            self._conclude(case, found, now_s)
             return 0
         wanted, own_eyes = found
         asked = 0
@@ -397,4 +395,4 @@ class AuditDesk:
             return  # a verifier that is busy with another one has this one next
         looked_in_vain(case, now_s, is_sole=is_sole(case, self._people, self._separation))
         if case.words and now_s >= case.counts_s:
-            self._decide(case, given_up(case, executions))
+            self._conclude(case, given_up(case, executions), now_s)

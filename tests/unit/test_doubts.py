@@ -12,7 +12,7 @@ from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
 from orchestrator.audit_case import GIVE_UP_S, SOLE_S, Case, given_up, weighed
 from orchestrator.audit_doubters import MAX_ALONE, WITHIN_S, Doubters
-from orchestrator.audit_events import Bundle, Decision, People, Report, SendTask, Word
+from orchestrator.audit_events import Bundle, Decision, People, Report, SendTask, Unshown, Word
 from orchestrator.audits import AuditDesk
 from trust.auditors import Candidate
 from trust.draw import Secret
@@ -204,6 +204,35 @@ def test_a_doubt_of_the_verifier_waits_a_minute_where_nobody_could_end_it_and_sa
     assert audited.verdicts() == [Verdict.UNVERIFIABLE]
     assert audited.now_s == START_S + waits_s
     assert audited.desk.decisions()[0].reason == "1 of 1 measured more than the tolerance in buffers, and nobody else is here"
+
+
+def interval(number: int, pnode_id: str = "accused") -> Interval:
+    return replace(INTERVAL, name=digest_of(f"interval {number}".encode()), number=number, pnode_id=pnode_id)
+
+
+def taken_back(audited: Audited, one: Interval, word: Word = DOUBT) -> list[Unshown]:
+    """All who look at it say that."""
+    audited.now_s += 60.0
+    audited.desk.chronicle(Ledger({}, {one.name: one}), audited.now_s)
+    audited.desk.answered(one.pnode_id, one.name, Bundle("b" * 64, 9), audited.now_s)
+    found: list[Unshown] = []
+    while not audited.verdicts():
+        actions = audited.desk.take()
+        found += [action for action in actions if isinstance(action, Unshown)]
+        for task in (action for action in actions if isinstance(action, SendTask)):
+            audited.desk.reported(Report(task.task_id, task.auditor, one.name, word), audited.now_s)
+    return [*found, *(action for action in audited.desk.take() if isinstance(action, Unshown))]
+
+
+def test_who_is_doubted_again_and_again_gives_its_place_to_another_and_is_not_blamed() -> None:
+    """With inputs of its own making, as large as may be sent, a cheat makes each span one in which last bits grow: it was taken back for ever, and stayed."""
+    audited = Audited(5)
+    audited.desk.take()
+    assert [(one.num, one.is_late) for one in taken_back(audited, interval(1))] == [(1, False)]
+    assert [(one.num, one.is_late) for one in taken_back(audited, interval(2))] == [(2, False)]
+    assert taken_back(audited, interval(3), PASS) == []
+    assert [one.num for one in taken_back(audited, interval(4))] == [1], "what others found nothing in ends the row"
+    assert [(one.num, one.is_late) for one in taken_back(audited, interval(5), GONE)] == [(2, True)]
 
 
 @pytest.mark.parametrize("stays", [True, False])
