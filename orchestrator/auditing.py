@@ -334,8 +334,7 @@ class Auditing:
                 case Late():
                     self._say("audit_late", action.node_id, "it did not answer in time", action.interval)
                 case Unshown():
-                    if action.is_late:
-                        self._shared.observer.showed_nothing(self._model, action)
+                    self._shared.observer.showed_nothing(self._model, action)
                     self.unshown(action)
         if any(one.interval not in self._decided for one in self._desk.decisions()):
             self._wake.fire()

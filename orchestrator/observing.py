@@ -87,9 +87,10 @@ class Observer:
         self._note(model, Kind.IDLE, model_pb2.Assignment(replica=replica, vnode=vnode, pnode_id=pnode_id), reason)
 
     def showed_nothing(self, model: str, one: Unshown) -> None:
-        """The audit desk of the holder has waited in vain for evidence of it."""
-        item = model_pb2.Assignment(replica=one.replica, vnode=one.vnode, pnode_id=one.pnode_id)
-        self._note(model, Kind.UNSHOWN, item, one.reason)
+        """The audit desk of the holder has waited in vain for evidence of it. What others doubt was in time."""
+        if one.is_late:
+            item = model_pb2.Assignment(replica=one.replica, vnode=one.vnode, pnode_id=one.pnode_id)
+            self._note(model, Kind.UNSHOWN, item, one.reason)
 
     def _note(self, model: str, kind: Kind, item: model_pb2.Assignment, reason: str) -> None:
         waiting = self._found.setdefault(model, [])
