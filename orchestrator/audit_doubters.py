@@ -19,7 +19,7 @@ from collections.abc import Container, Mapping
 from typing import Final
 
 from orchestrator.audit_case import AUDIT_S, LONGEST_CHALLENGE_S, Case
-from orchestrator.audit_events import Decision, TakenBack, Word
+from orchestrator.audit_events import Decision, Report, TakenBack, Word
 from orchestrator.audited_late import beside
 from trust.late_draw import SPARED_KEPT_S
 from trust.ledger import Interval, Ledger, Verdict
@@ -85,13 +85,23 @@ class Doubters:
             else:
                 self._take_back(one, ledger, now_s)
 
-    def _take_back(self, one: Interval, ledger: Ledger, now_s: float) -> None:
+    def recalled(self, report: Report, ledger: Ledger, at_s: float) -> None:
+        """An earlier desk heard of doubts, and took the interval back if the chain says that: what is doubted again from there on is so after a takeover, too.
+        When it went back is not known: what was named behind it counts as learned since, but what did not go back with it.
+        """
+        one = ledger.intervals.get(report.interval)
+        if one is not None and one.verdict is Verdict.UNVERIFIABLE and report.word in (Word.DOUBT, Word.FAULT):
+            last = self.taken_back.get(one.vnode)
+            if last is None or last.number != one.number:
+                self._take_back(one, ledger, at_s, one.number + 1)
+
+    def _take_back(self, one: Interval, ledger: Ledger, now_s: float, num_known: int = 0) -> None:
         last = self.taken_back.get(one.vnode)
         if last is not None and last.number < one.number < last.num_known:
             return  # it stands on that one, or went on beside it
         place = one.vnode, begins_with(ledger, one)
         before = self._gone_back_to.get(place)
-        num_known = 1 + max((known.number for known in ledger.intervals.values()), default=one.number)
+        num_known = num_known or 1 + max((known.number for known in ledger.intervals.values()), default=one.number)
         is_again = before is not None and one.number >= before.num_known
         self.taken_back[one.vnode] = self._gone_back_to[place] = TakenBack(one.number, place[1], num_known, now_s, is_again)
 

@@ -223,6 +223,7 @@ class AuditDesk:
                 self._bundles.told(report.interval, at_s)
             if (case := self._cases.get(report.interval)) is not None:
                 doubted_before(case, report)
+            self.doubters.recalled(report, self._ledger, at_s)
         self._actions += self._accounts.settle()
 
     def proven(self, intervals: Mapping[str, str]) -> None:

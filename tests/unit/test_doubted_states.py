@@ -4,6 +4,7 @@ state in which last bits grow is looked at also where that came with the same ch
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -14,11 +15,14 @@ from test_late_draw import Network
 
 from dcnr.intervals import IntervalSet
 from orchestrator.audit_doubters import HELD_S, Doubters
-from orchestrator.audit_events import Decision
+from orchestrator.audit_events import Decision, Report, Word
+from orchestrator.audits import AuditDesk
 from orchestrator.verdicts import news
+from trust.draw import Secret
 from trust.going_back import Cause
 from trust.late_draw import SPARED_KEPT_S
 from trust.ledger import Interval, Ledger, Named, Verdict
+from trust.separation import Separation
 
 DOUBTED = frozenset({name_of("a-3")})
 
@@ -67,6 +71,25 @@ def test_where_what_is_learned_anew_is_doubted_again_those_who_left_are_asked_to
     assert network.verdict("a-4") is Verdict.UNVERIFIABLE
     assert [network.verdict(f"a-{number}") for number in (1, 2)] == [Verdict.SPARED, Verdict.UNVERIFIABLE], "one after another"
     assert network.job.working("a")[0] == name_of("a1")
+
+
+@pytest.mark.parametrize("word", [Word.DOUBT, Word.PASS])
+def test_a_successor_knows_what_doubts_took_back(word: Word) -> None:
+    """Whoever made such a state and left would have it counted anew with each takeover."""
+    network = Network("a-3")
+    del network.here[NODES["x"]]
+    rounds(network, 12)
+    network.desk = AuditDesk(Secret(b"k" * 32), Separation(single_host=True), map("{:032x}".format, itertools.count()).__next__)
+    network.tells()
+    words = [Report("t" * 32, NODES[name], name_of("a-3"), word) for name in ("y", "z")]
+    network.desk.recalled(words, [network.now_s] * 2)
+    again = judged("a4", "a2", piece("a-4", 8, 12, "y", "a.1"), held=[(0, 12)], replica="a.8", node="y")
+    network.job.primaries["a"] = "a.8"
+    assert network.job.named(again, draw=drawing("a-4")).manifest is not None
+    network.tells()
+    rounds(network, 12, frozenset({name_of("a-4")}))
+    assert network.verdict("a-4") is Verdict.UNVERIFIABLE
+    assert network.verdict("a-2") is (Verdict.UNVERIFIABLE if word is Word.DOUBT else Verdict.SPARED)
 
 
 def with_one_checkpoint_of_two() -> Network:
