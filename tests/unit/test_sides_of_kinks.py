@@ -22,7 +22,7 @@ from vnode.checks.claims import Anchored, Claim, ClaimedStep, MapClaim
 from vnode.checks.plan import checks_of_stage
 from vnode.checks.replay import replay, replay_in_pieces
 from vnode.checks.residuals import state_residuals
-from vnode.checks.sides import MAX_TRIES, window
+from vnode.checks.sides import MAX_TRIES, MIN_GROUP, Side, window
 from vnode.checks.torch_record import Entry, as_array, record
 from vnode.checks.torch_sides import TwoSidedCompute
 from vnode.checks.torch_sketch import Sketch
@@ -427,3 +427,18 @@ def test_what_is_said_before_a_kink_has_to_be_what_comes_before_it(wrong: str) -
 )
 def test_what_rounds_before_a_kink_is_said(given: Config, head: Config, wanted: tuple[str, ...]) -> None:
     assert checks_of_stage(stage_with(given, head), REGISTRY).before_kinks == wanted
+
+
+@pytest.mark.parametrize("kink", [torch.nn.ReLU(), torch.nn.MaxPool2d(2)], ids=["relu", "pool"])
+@pytest.mark.parametrize("size", [1, MIN_GROUP])
+def test_values_may_lie_in_memory_as_they_like(kink: torch.nn.Module, size: int) -> None:
+    """A component from outside gives them so, or an accelerator: no auditor could look at a kink of its stage, and each refused for ever."""
+    compute = TwoSidedCompute(POOLED, REGISTRY, num_batches=8, seed=0)
+    compute._learned = 0
+    values = torch.arange(-31.0, 33.0).view(1, 4, 4, 4).permute(0, 3, 1, 2).requires_grad_()
+    assert not values.is_contiguous()
+    compute.take(frozenset((Side(0.0, 0, "kink", 21, is_above=True, size=size),)), looking=True)
+    read = compute._before("kink", kink, (values,))
+    assert read is not None
+    apart = (read[0] - values).detach().reshape(-1)
+    assert apart.nonzero().reshape(-1).tolist() == [21]

@@ -83,7 +83,7 @@ class TwoSidedCompute(TorchCompute):
         taken = [side for side in self._sides if (side.batch, side.kink) == (batch, name)]
         if not taken:
             return None
-        found, offset = values.detach(), torch.zeros_like(values)
+        found, offset = values.detach(), torch.zeros_like(values, memory_format=torch.contiguous_format)
         for side in taken:
             if side.size < MIN_GROUP:
                 offset.view(-1)[side.index] = _offset(found, kink, side)
@@ -187,7 +187,7 @@ def _offset(values: Tensor, kink: nn.Module, side: Side) -> Tensor:
     value = values.reshape(-1)[side.index]
     if not isinstance(kink, nn.MaxPool2d):
         return (value.abs().clamp_min(SMALLEST) if side.is_above else -value.abs()) - value
-    alone = torch.zeros_like(values)
+    alone = torch.zeros_like(values, memory_format=torch.contiguous_format)
     alone.view(-1)[side.index] = 1.0
     reached = functional.max_pool2d(alone, kink.kernel_size, kink.stride, kink.padding, kink.dilation, kink.ceil_mode)
     top = torch.where(reached > 0, _pooled(values, kink)[0], -math.inf).max()
