@@ -56,8 +56,9 @@ def people_of(view: ModelView, shared: Shared, doubters: Doubters | None = None)
     redundancy = {stage.id: stage.redundancy for stage in stages}
     broken = _broken(view, shared)
     has_time = _has_time(view, LONGEST_CHALLENGE_S)
-    doubters = doubters if doubters is not None and has_time else Doubters()
-    doubtful = dict(doubters.taken_back)
+    doubters = doubters if doubters is not None else Doubters()
+    # What is open when the job ends has no credit; but what goes back again and again is learned by nobody before it ends.
+    doubtful = {vnode: one for vnode, one in doubters.taken_back.items() if has_time or one.is_again}
     late, recent = {*broken, *doubtful}, frozenset[str]()
     if view.chain is not None and (late or doubters.held):
         recent = frozenset(spared_lately(view.chain.ledger, view.chain.chronicle.told, now_s))

@@ -31,7 +31,7 @@ def opened_late(ledger: Ledger, people: People, held: Iterable[str] = ()) -> Ite
         yield from _opened(ledger, vnode, one.state, people, asked, one.num_known)
     for name in drawn_of_the_found_out(ledger, people.left):
         yield Decision(name, Verdict.OPEN, FOUND_OUT)
-    for other in (other for name in sorted(held) for other in beside(ledger, name)):
+    for other in (other for name in sorted(held if people.has_time else ()) for other in beside(ledger, name)):
         if other.verdict is Verdict.SPARED and other.name in people.recent and _is_here(other, people):
             yield Decision(other.name, Verdict.OPEN, "what came with the same checkpoint is doubted")
 

@@ -48,11 +48,12 @@ BREAKING: dict[str, Any] = {
 """A job that is left with a state from which nobody learns fails soon."""
 
 
-GROWING: dict[str, Any] = {**BREAKING, "cheats_break": False, "cheats_grow": True, "settling_deadline_s": 900.0}
+GROWING: dict[str, Any] = {**BREAKING, "cheats_break": False, "cheats_grow": True}
 """As long as the state counts all that is drawn behind it goes back."""
 
 
 def test_states_behind_which_everything_is_doubted_are_traced_back_and_jobs_end_well() -> None:
+    """Also where that comes to light while a job settles, with less time left than anybody has to show evidence: what it lacks is learned by nobody else."""
     found = world(2, **GROWING).run()
     assert found.doubtful
     assert found.num_late > 0

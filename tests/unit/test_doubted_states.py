@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import pytest
 from audited_rig import NODES, judged, name_of, piece
 from audited_rig import drawn as drawing
-from test_late_draw import Network
+from test_late_draw import HERE, Network
 
 from dcnr.intervals import IntervalSet
 from orchestrator.audit_doubters import HELD_S, Doubters
-from orchestrator.audit_events import Decision, Report, Word
+from orchestrator.audit_events import Decision, People, Report, Word
+from orchestrator.audited_late import opened_late
 from orchestrator.audits import AuditDesk
 from orchestrator.verdicts import news
 from trust.draw import Secret
@@ -170,6 +171,13 @@ def test_intervals_that_nobody_is_to_judge_hide_no_newer_one_from_what_is_drawn_
     doubters.held[doubted] = one, -math.inf
     doubters.look(ledger, {}, (), 1.0)
     assert doubters.taken_back["a"].num_known == 10
+
+
+def test_nothing_is_drawn_beside_what_is_doubted_while_a_job_settles() -> None:
+    ledger = with_one_checkpoint_of_two().job.chain().ledger
+    for has_time in (True, False):
+        people = People(HERE, recent=frozenset(ledger.intervals), has_time=has_time)
+        assert [one.interval for one in opened_late(ledger, people, [name_of("a-5")])] == [name_of("a-4")] * has_time
 
 
 def test_what_is_doubted_waits_for_nothing_while_a_job_settles() -> None:

@@ -404,6 +404,10 @@ def test_a_replica_of_the_plan_that_learns_nothing_finite_from_a_state_that_coun
     settling = replace(view, head=head, job=request)
     assert [people_of(one, shared).has_time for one in (view, settling)] == [True, False]
     assert not people_of(settling, shared, doubters).doubtful, "what is open when the job ends has no credit, nor what stands on it"
+    assert not people_of(settling, shared, doubters).recent
+    doubters.taken_back = {"a": replace(doubters.taken_back["a"], is_again=True)}
+    assert people_of(settling, shared, doubters).doubtful, "but what goes back again and again nobody learns before it ends"
+    assert people_of(settling, shared, doubters).recent
 
     assert people_of(view, shared).left == left_of(view, shared.standings, NOW_S) == {}
     assert not people_of(view, shared).found_out
