@@ -202,8 +202,9 @@ def looked_in_vain(case: Case, now_s: float, *, is_sole: bool) -> None:
 
 
 def about(case: Case, report: Report) -> Report:
-    """As it counts of that interval: a finding on another one, of the evidence that was shown, says that this shows another, which may begin alike. Raises Refused
-    (``wrong_interval``) where it does not say of what evidence, or of other.
+    """As it counts of that interval: a finding on another one, of the evidence that was shown, says that this shows another, which may begin alike.
+
+    Raises Refused (``wrong_interval``) where it does not say of what evidence, or of other.
     """
     is_about, is_of = report.interval == case.interval.name, report.bundle == shown(case)
     if report.word not in FINDINGS or (is_about and (is_of or not report.bundle)):

@@ -182,8 +182,8 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Unshown:
-    """An accused that was here has shown nothing of what it did that counts, in the whole of its time or with what it brought: ``num`` intervals of that VNode in a
-    row.
+    """An accused that was here has shown nothing of what it did that counts, in the whole of its time or with what it brought: ``num`` intervals of that VNode
+    in a row.
     """
 
     pnode_id: str

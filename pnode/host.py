@@ -361,7 +361,9 @@ class ReplicaHost:
 
     def state_info(self, lineage: IntervalSet) -> StateInfo:
         """What the state says about itself if it is captured now."""
-        return replace(self._info, parent=self._chain.state_digest, epoch=self.epoch, step=min(self._commits + 1, MAX_NUMBER), lineage=lineage)
+        return replace(
+            self._info, parent=self._chain.state_digest, epoch=self.epoch, step=min(self._commits + 1, MAX_NUMBER), lineage=lineage
+        )
 
     def relearned(self, info: StateInfo) -> None:
         """The state is that of an anchor now, or one was captured of it."""

@@ -32,8 +32,8 @@ MAX_WORDS_BYTES: Final = MAX_RECORD_BYTES - 128 * KIB
 MAX_STATEMENTS: Final = 64
 """Commits of one interval: those of anchors, and that of the state."""
 MAX_SOURCES: Final = 128
-"""Lives of replicas that signed inputs of one interval: each report on it names all of them, and evidence that makes reports too large to be read would be judged
-by nobody but whoever helps its maker.
+"""Lives of replicas that signed inputs of one interval: each report on it names all of them, and evidence that makes reports too large to be read would be
+judged by nobody but whoever helps its maker.
 """
 SEED_BYTES: Final = 32
 DRAWN: Final = model_pb2.CHECK_KIND_REPLAY

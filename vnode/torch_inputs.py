@@ -18,8 +18,8 @@ MAX_OUTPUT_RMS: Final = MAX_TENSOR_RMS / 2
 
 
 def check_inputs(items: Sequence[StageInput], tensors: Sequence[Tensor], mode: Mode, *, room: float) -> None:
-    """Raises RemoteFault for a wrong dtype or shape, a value that is not finite (``not_finite``), and what came from another stage with a root of the mean square
-    of more than ``room`` times `dcnr.limits.MAX_TENSOR_RMS` (``norm_bound``): steps on honest weights give something finite only within that.
+    """Raises RemoteFault for a wrong dtype or shape, a value that is not finite (``not_finite``), and what came from another stage with a root of the mean
+    square of more than ``room`` times `dcnr.limits.MAX_TENSOR_RMS` (``norm_bound``): steps on honest weights give something finite only within that.
     """
     for item, tensor in zip(items, tensors, strict=True):
         if not _fits(item, tensor, mode) or len(tensor) != len(tensors[0]) or len(tensor) == 0:

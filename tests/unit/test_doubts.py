@@ -151,8 +151,8 @@ def test_a_desk_with_a_verifier_has_it_look_at_what_three_doubt(word: Word, verd
 
 
 def test_evidence_of_another_interval_that_begins_alike_shows_nothing_of_this_one() -> None:
-    """A primary that has contributors may show the first of its statements only: what is found there was no word on the interval, each auditor counted as silent,
-    and whoever helps the accused passed it.
+    """A primary that has contributors may show the first of its statements only: what is found there was no word on the interval, each auditor counted as
+    silent, and whoever helps the accused passed it.
     """
     audited = Audited(5)
     for _ in range(2):

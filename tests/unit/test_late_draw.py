@@ -420,7 +420,10 @@ def test_a_replica_of_the_plan_that_learns_nothing_finite_from_a_state_that_coun
     assert [one.kind for one in shared.history.since(0, 9)][-1] == "node_not_useful", "and is told who shows it nothing"
     for is_late in (True, False):
         action = Unshown(NODES["x"], "a", "a.0", 2, "everybody measures otherwise", is_late)
-        runtime.auditing._desk, runtime.auditing._group = SimpleNamespace(take=lambda one=action: [one], decisions=tuple), SimpleNamespace()  # type: ignore[assignment]
+        runtime.auditing._desk, runtime.auditing._group = (
+            SimpleNamespace(take=lambda one=action: [one], decisions=tuple),
+            SimpleNamespace(),
+        )  # type: ignore[assignment]
         runtime.auditing._act(view)
         assert len(shared.observer._found["m"]) == 1, "what is doubted was in time"
     assert left_of(view, shared.standings, NOW_S + 60 + SPARED_KEPT_S) == {}

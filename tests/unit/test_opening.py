@@ -331,7 +331,10 @@ def test_a_wrong_proof_of_an_input_falls_back_on_the_accused(
 
 def resign(interval: Interval, entry: int, replica: str, sender: Party) -> None:
     """That input says that it came from another replica of the stage before, signed by whoever that is."""
-    step, (part, data) = interval.log.steps[entry], next(one for one in interval.parts if (one[0].kind, one[0].entry) == (INPUT, entry))
+    step, (part, data) = (
+        interval.log.steps[entry],
+        next(one for one in interval.parts if (one[0].kind, one[0].entry) == (INPUT, entry)),
+    )
     proof = part.frame
     proof.source_replica = replica
     header = TensorHeader(proof.dtype, tuple(proof.shape), proof.codec, len(data), step.inputs[0].hex())

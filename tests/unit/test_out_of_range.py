@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -135,12 +136,8 @@ def test_what_another_stage_may_not_send_nobody_learns_however_it_came(kind: typ
     entry = TEXT.entries()[0]
     for rms, is_taken in ((0.999 * most, True), (1.001 * most, False)):
         values = np.full_like(entry.inputs[0], rms)
-        try:
+        with contextlib.nullcontext() if is_taken else pytest.raises(RemoteFault, match="far too large"):
             compute.forward(entry.batch, (values,), Mode.INFER)
-        except RemoteFault as fault:
-            assert (fault.code, is_taken) == ("norm_bound", False)
-        else:
-            assert is_taken
 
 
 def test_a_data_set_may_hold_what_it_likes() -> None:

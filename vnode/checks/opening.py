@@ -296,7 +296,9 @@ class _Inputs:
         header = TensorHeader(proof.dtype, tuple(proof.shape), proof.codec, size_bytes, digest.hex())
         mode = Mode.FORWARD_ONLY if proof.forward_only else Mode.TRAIN
         sender = Peer(replica, int(proof.source_incarnation))
-        said = statement(sender, check_replica_id(proof.target_replica), FrameNumber(TRAIN_LANE, batch, mode), header, int(proof.step))
+        said = statement(
+            sender, check_replica_id(proof.target_replica), FrameNumber(TRAIN_LANE, batch, mode), header, int(proof.step)
+        )
         check_signature(identity_pb2.DOMAIN_FRAME, said, delegation.worker_public_der, proof.signature)
         self.sources.add(Source(source, replica, delegation.pnode_id, sender.incarnation))
         if len(self.sources) > MAX_SOURCES:

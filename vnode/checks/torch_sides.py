@@ -25,9 +25,9 @@ FEW = 2
 ALIKE = 2.0**-19
 """Values of a channel that are no further apart, in units of the rms, come of equal inputs."""
 LARGEST = 1e18
-"""Norm of what a part may read or give in a step that accuses anybody: a tenth of what has no finite square. Normalisation hides what weights came to: where variances are infinite but
-for last bits it gives zeros on one machine and what is to be learned from on another, with a loss on both. Nobody is honest there: what comes over the wire is
-bounded (`dcnr.limits.MAX_TENSOR_RMS`), so weights are that large. A doubt has it looked for who made them.
+"""Norm of what a part may read or give in a step that accuses anybody: a tenth of what has no finite square. Normalisation hides what weights came to: where
+variances are infinite but for last bits it gives zeros on one machine and what is to be learned from on another, with a loss on both. Nobody is honest there:
+what comes over the wire is bounded (`dcnr.limits.MAX_TENSOR_RMS`), so weights are that large. A doubt has it looked for who made them.
 """
 SMALLEST = torch.finfo(torch.float32).tiny
 
@@ -97,7 +97,11 @@ class TwoSidedCompute(TorchCompute):
 def _bounded(part: nn.Module, given: tuple[Any, ...], values: Any) -> None:
     """Raises InvariantBroken (``not_finite``) where a part reads or gives values so large that last bits decide what is finite behind it."""
     for value in (*given, values):
-        if isinstance(value, Tensor) and value.is_floating_point() and not float(torch.linalg.vector_norm(value.detach())) <= LARGEST:
+        if (
+            isinstance(value, Tensor)
+            and value.is_floating_point()
+            and not float(torch.linalg.vector_norm(value.detach())) <= LARGEST
+        ):
             raise InvariantBroken("a part of the stage reads or gives values that are far too large", code="not_finite")
 
 
