@@ -92,7 +92,6 @@ async def receive(
     try:
         with calls_let_go():
             await _given(connection, request, size_bytes, destination)
-        reached("donation.received")
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from error
     except OSError as error:
@@ -107,6 +106,7 @@ async def _given(connection: Connection, request: vnode_pb2.DonateRequest, size_
         with destination.open("wb") as file:
             async with patience(DONATION_S) as moved:
                 await _write(call, file, size_bytes, moved)
+        reached("donation.received")
     except TimeoutError:
         raise TimedOut("the donor gives too slowly", code="donation_timeout") from None
     finally:

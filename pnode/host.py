@@ -46,7 +46,7 @@ from vnode.core import ReplicaCore
 from vnode.due import WakeAt
 from vnode.events import Event, Instruction
 from vnode.replica_view import ReplicaView
-from vnode.state import MAX_NUMBER, StateInfo
+from vnode.state import StateInfo, counted
 from vnode.vocabulary import TRAIN_LANE, Lane, Mode, Peer, TensorHandle
 
 DISK_RETRY_S: Final = 5.0
@@ -361,9 +361,7 @@ class ReplicaHost:
 
     def state_info(self, lineage: IntervalSet) -> StateInfo:
         """What the state says about itself if it is captured now."""
-        return replace(
-            self._info, parent=self._chain.state_digest, epoch=self.epoch, step=min(self._commits + 1, MAX_NUMBER), lineage=lineage
-        )
+        return replace(self._info, parent=self._chain.state_digest, epoch=self.epoch, step=counted(self._commits), lineage=lineage)
 
     def relearned(self, info: StateInfo) -> None:
         """The state is that of an anchor now, or one was captured of it."""

@@ -36,7 +36,7 @@ _CODES: Mapping[str, str] = {"float32": "F32", "int64": "I64", "uint8": "U8"}
 _HEX64_OR_EMPTY = re.compile(r"(?:[0-9a-f]{64})?")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 MAX_NUMBER = 2**63 - 1
-"""Of what a state counts. Whoever goes on from one that says so counts no further: else nothing that it learns could be written down."""
+"""Of what a state counts."""
 NO_VALUES = "bad_state_values"
 """Code of what no tensor of a state may hold."""
 _NUMBERS = ("epoch", "step", "num_batches", "seed", "updates")
@@ -59,6 +59,11 @@ class StateInfo:
     lineage: IntervalSet
     updates: int = 0
     """Optimiser updates since the slots were zero; kept by the compute adapter."""
+
+
+def counted(number: int) -> int:
+    """One more, up to `MAX_NUMBER`: whoever goes on from a state that says so counts no further, else nothing that it learns could be written down."""
+    return min(number + 1, MAX_NUMBER)
 
 
 @dataclass(frozen=True, slots=True)

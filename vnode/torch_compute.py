@@ -22,7 +22,7 @@ from dcnr.specs import Registry
 from dcnr.stages import Stage
 from vnode.clipping import Centre, begun
 from vnode.compute import EvalResult, StepResult
-from vnode.state import DISTANCES, MAX_NUMBER, Array, StateInfo, StateSchema, anchor_schema, parse, serialise
+from vnode.state import DISTANCES, Array, StateInfo, StateSchema, anchor_schema, counted, parse, serialise
 from vnode.torch_inputs import check_inputs, check_output, is_finite
 from vnode.torch_memory import Memory
 from vnode.torch_merging import DeltaValues, Merged, decode, measured, outer_step
@@ -110,7 +110,7 @@ class TorchCompute:
             with torch.no_grad():
                 contiguous = [gradient.contiguous() for gradient in gradients]
                 self._update(self._parameters, contiguous, self._slots, lr, self._updates)
-            self._updates = min(self._updates + 1, MAX_NUMBER)
+            self._updates = counted(self._updates)
             keep()
         correct, count = _correct(logits.detach(), y)
         return StepResult(output.detach(), value, len(tensors[0]), correct, count, lr)
