@@ -64,7 +64,7 @@ def test_states_that_nobody_can_learn_from_are_traced_back_and_jobs_end_well() -
     assert found.num_late > 0
 
 
-FINDING: dict[str, Any] = {"cheating_pnodes": 4, "cheats_break": False, "faults_s": 150.0, "num_batches": 600, "jobs": 2}
+FINDING: dict[str, Any] = {"cheating_pnodes": 4, "cheats_break": False, "cheats_grow": False, "faults_s": 150.0, "num_batches": 600, "jobs": 2}
 
 
 def test_what_was_spared_of_who_is_found_out_is_drawn_and_jobs_end_well() -> None:
@@ -128,7 +128,7 @@ PLANTED = [
     (less_is_told_than_was_learned, {}, 0, {"ledger"}),
     (jobs_wait_for_no_audit, {}, 0, {"unaudited"}),
     (nothing_is_drawn_late, BREAKING, 2, {"completes"}),
-    (nothing_is_looked_for_behind_doubts, GROWING, 2, {"completes"}),
+    (nothing_is_looked_for_behind_doubts, GROWING, 10, {"completes"}),
     (nobody_looks_at_what_the_found_out_have_done, FINDING, 7, {"left_behind"}),
     (nothing_goes_back, {"cheating_pnodes": 2}, 1, {"unaudited", "completes"}),
 ]
