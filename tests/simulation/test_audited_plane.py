@@ -64,7 +64,14 @@ def test_states_that_nobody_can_learn_from_are_traced_back_and_jobs_end_well() -
     assert found.num_late > 0
 
 
-FINDING: dict[str, Any] = {"cheating_pnodes": 4, "cheats_break": False, "cheats_grow": False, "faults_s": 150.0, "num_batches": 600, "jobs": 2}
+FINDING: dict[str, Any] = {
+    "cheating_pnodes": 4,
+    "cheats_break": False,
+    "cheats_grow": False,
+    "faults_s": 150.0,
+    "num_batches": 600,
+    "jobs": 2,
+}
 
 
 def test_what_was_spared_of_who_is_found_out_is_drawn_and_jobs_end_well() -> None:

@@ -38,7 +38,7 @@ OURS = [path for path in DOCUMENTS if path.parent != ROOT / "benchmarks"]
 PACKAGES = (*tables.PACKAGES, "simulation", "benchmarks", "tests")
 TOP_LEVEL = {path.name for path in ROOT.iterdir()}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-RESULT = re.compile(r"<!-- result: (\S+) (\S+) -->(.*?)<!-- end of result -->", re.DOTALL)
+RESULT = re.compile(r"<!-- result: (\S+) (\S[^>]*?) -->(.*?)<!-- end of result -->", re.DOTALL)
 FIGURE = re.compile(r"\d[\d.,]*\s?(?:samples/s|batches/s|[MG]B/s|bits per byte|GFLOP/s)")
 LONG_SENTENCE = 60
 """Characters; shorter ones may be said again."""
