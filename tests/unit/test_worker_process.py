@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-BEGIN_S, END_S = 60.0, 30.0
+BEGIN_S, END_S = 120.0, 30.0
 FAILS = "import os, threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\nos.write({at}, b'.')\nraise ValueError('of no use')\n"
 STANDS_STILL = "import os, time\nos.write({at}, b'.')\ntime.sleep(600)\n"
 SOON = "import sys\nfrom pnode import worker_process\nworker_process.ORPHAN_S = 0.1\nsys.exit(worker_process.main())\n"
