@@ -72,9 +72,10 @@ class CheckpointJudge:
         self._looked_at: OrderedDict[str, str] = OrderedDict()
         self._lacking: OrderedDict[str, str] = OrderedDict()
         """By the commit of a checkpoint: the ancestor that was not in the store. Until it is there nothing is read for that checkpoint again."""
-        self._learners, self._work, self._behind = Learners(""), "", Behind(store)
-        """By the plans of jobs of that name which learn that: in a store that went back one that was asked for anew may learn something else."""
-        self._asked, self._begun = "", ""
+        self._behind = Behind(store)
+        self._learners: tuple[str, Learners] | None = None
+        """By what the job that was judged for last is to learn: in a store that went back one of its name that was asked for anew may learn something else."""
+        self._asked: tuple[str, str] | None = None
         """Digest of the request that was judged for last, and what it is to learn."""
         self._reads, self._turns = reads or Reads(), Turns()
         self._refused, self._dead_ends = Refusals(clock), Refusals(clock)
@@ -216,17 +217,18 @@ class CheckpointJudge:
             for merged in found.commit.merges:
                 delta = open_delta(merged.delta, place)
                 stated.append(Merge(found.commit.replica, delta.replica, delta.delegation.pnode_id, int(merged.replicas)))
-        if self._work != (work := self._work_of(view)):
-            self._learners, self._work = Learners(place.job_id), work
-        await self._learners.check(stated, view.plan, view.head.plan_digest, partial(self._plan, place.model))
+        work = self._work_of(view)
+        if self._learners is None or self._learners[0] != work:
+            self._learners = work, Learners(place.job_id)
+        await self._learners[1].check(stated, view.plan, view.head.plan_digest, partial(self._plan, place.model))
 
     def _work_of(self, view: ModelView) -> str:
         """What the active job learns, as PNodes have it with their snapshots; where its beginning cannot be read, that of this very request."""
         if view.job is None or view.beginning is None:
             return view.job.request_digest if view.job is not None else ""
-        if self._asked != view.job.request_digest:
-            self._asked, self._begun = view.job.request_digest, work_digest(view.job.request, view.beginning)
-        return self._begun
+        if self._asked is None or self._asked[0] != view.job.request_digest:
+            self._asked = view.job.request_digest, work_digest(view.job.request, view.beginning)
+        return self._asked[1]
 
     async def _plan(self, model: str, digest: str) -> model_pb2.Plan:
         data = await get_exact(self._store, keys.plan(model, digest), digest, max_bytes=limits.MAX_PLAN_BYTES)
