@@ -136,7 +136,7 @@ PLANTED = [
     (jobs_wait_for_no_audit, {}, 0, {"unaudited"}),
     (nothing_is_drawn_late, BREAKING, 2, {"completes"}),
     (nothing_is_looked_for_behind_doubts, GROWING, 10, {"completes"}),
-    (nobody_looks_at_what_the_found_out_have_done, FINDING, 7, {"left_behind"}),
+    (nobody_looks_at_what_the_found_out_have_done, FINDING, 9, {"left_behind"}),
     (nothing_goes_back, {"cheating_pnodes": 2}, 1, {"unaudited", "completes"}),
 ]
 
