@@ -290,9 +290,8 @@ class HeadCore:
         head = self._known.head
         is_above = self._seen.shown((event.epoch, event.sequence), _place(head))
         is_other = event.epoch == head.epoch and event.holder != head.holder
-        was_ours = (
-            is_above and (event.epoch, event.holder) == (self._epoch, self._me) and not self._attempts
-        )  # nobody else writes in this term
+        # of this very term, in which nobody else writes
+        was_ours = is_above and (event.epoch, event.holder) == (self._epoch, self._me) and not self._attempts
         if not was_ours and not (event.has_stayed and (is_above or is_other)):
             return
         if self._epoch is not None:
