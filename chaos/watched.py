@@ -6,20 +6,14 @@ learning leaves no trace there.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pnode.entry
 from dcnr.cli.pnode import main as pnode_command
-from pnode import worker
-from pnode.making import Making
+from pnode import worker_process
 from pnode.supervisor import executed
-from vnode.compute import StepResult
-from vnode.torch_compute import TorchCompute
 
 PROGRAM = ("-m", "chaos.watched", "pnode")
 FLAG = "--moments"
@@ -28,20 +22,6 @@ FLAG = "--moments"
 def moments_of(directory: Path) -> Path:
     """Where the workers of a network in that directory touch their files."""
     return directory.parent / "moments"
-
-
-class WatchedCompute(TorchCompute):
-    """Touches ``DIRECTORY/VNODE.PROCESS`` after each step."""
-
-    def __init__(self, directory: Path, stage: Any, registry: Any, **given: Any) -> None:
-        super().__init__(stage, registry, **given)
-        self._path = directory / f"{stage.id}.{os.getpid()}"
-
-    def learn(self, *given: Any, **named: Any) -> StepResult:
-        """As `TorchCompute.learn`."""
-        result = super().learn(*given, **named)
-        self._path.touch()
-        return result
 
 
 def daemon(arguments: list[str]) -> None:
@@ -53,21 +33,19 @@ def daemon(arguments: list[str]) -> None:
     pnode_command()
 
 
-def work(arguments: list[str]) -> int:
-    """What the worker's process does, with the directory among its arguments."""
-    parser = argparse.ArgumentParser(prog="chaos.watched")
-    parser.add_argument(FLAG, type=Path, required=True)
-    options, rest = parser.parse_known_args(arguments)
-    return worker.main(rest, Making(compute=functools.partial(WatchedCompute, options.moments)))
-
-
 def main() -> int:
     """Entry point of the daemon, and of the worker that it starts."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["pnode"]:
         daemon(arguments)
         return 0
-    return work(arguments)
+    return worker_process.main(_work)
+
+
+def _work() -> worker_process.Work:
+    from chaos import watched_worker  # torch, which a daemon does without
+
+    return watched_worker.main
 
 
 if __name__ == "__main__":

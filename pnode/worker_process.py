@@ -12,25 +12,37 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 ORPHAN_S: Final = 5.0
 """A worker without a daemon, or that is done, which has not ended by itself within so many seconds is ended, whatever it does."""
 
 
-def main() -> int:
-    """Entry point: ``python -m pnode.worker_process --fd N …``."""
+Work = Callable[[list[str]], int]
+"""What a worker does from its arguments until its pipe closes: its exit code."""
+
+
+def _real() -> Work:
+    from pnode import worker  # torch
+
+    return worker.main
+
+
+def main(load: Callable[[], Work] = _real) -> int:
+    """Entry point: ``python -m pnode.worker_process --fd N …``. ``load`` imports what the worker works with; only programs that start a daemon themselves
+    have another one than volunteers.
+    """
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--fd", type=int, required=True)
     loaded = threading.Event()
     threading.Thread(target=_end_with, args=(parser.parse_known_args()[0].fd, loaded), name="end-with-daemon", daemon=True).start()
     gc.disable()
-    from pnode import worker  # torch
-
+    work = load()
     gc.freeze()
     gc.enable()
     loaded.set()
-    return worker.main()
+    return work(sys.argv[1:])
 
 
 def _end_with(pipe: int, loaded: threading.Event) -> None:

@@ -1,13 +1,12 @@
 """The worker process of a PNode that misbehaves: the real worker, with other maths, another chain of commits, or another auditor inside.
 
-``python -m examples.byzantine.process --behaviour NAME --fd N …``: started by the daemon that `examples.byzantine.__main__` runs. NAME@FILE: honest
-until that file is there.
+``python -m examples.byzantine --behaviour NAME --fd N …``: started by the daemon that `examples.byzantine.__main__` runs. NAME@FILE: honest until that file
+is there.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -93,13 +92,9 @@ def _cheating(behaviour: Behaviour) -> Callable[..., CheatingCompute]:
     return made
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Entry point."""
-    parser = argparse.ArgumentParser(prog="examples.byzantine.process")
+def main(arguments: list[str]) -> int:
+    """What the worker's process does, with the behaviour among its arguments."""
+    parser = argparse.ArgumentParser(prog="examples.byzantine")
     parser.add_argument("--behaviour", dest="making", type=making_of, required=True)
     options, rest = parser.parse_known_args(arguments)
     return worker.main(rest, options.making)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

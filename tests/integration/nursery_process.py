@@ -141,7 +141,7 @@ def workers() -> Callable[[Birth], NoReturn]:
 
     sys.path.append(os.getcwd())  # examples are not installed
     import vnode.devices  # noqa: F401
-    from chaos import watched
+    from chaos import watched, watched_worker
     from examples.byzantine import process
     from pnode import courtesy, worker
 
@@ -151,7 +151,7 @@ def workers() -> Callable[[Birth], NoReturn]:
     def work(birth: Birth) -> NoReturn:
         alone(birth, os.open(os.devnull, os.O_RDWR))
         torch.set_num_threads(int(birth.environment.get("OMP_NUM_THREADS", "1")))  # read where the library is loaded
-        others = {"--behaviour": process.main, watched.FLAG: watched.work}
+        others = {"--behaviour": process.main, watched.FLAG: watched_worker.main}
         main = next((main for flag, main in others.items() if flag in birth.arguments), worker.main)
         leave(main(["--fd", str(PIPE), *birth.arguments]))
 

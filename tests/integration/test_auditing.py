@@ -386,7 +386,7 @@ def test_what_cannot_be_checked_is_said_and_blames_nobody(tmp_path: Path, case: 
 def test_a_worker_that_cheats_hands_over_what_convicts_it(tmp_path: Path) -> None:
     """Two real workers train a chain, the second one with gradients ten times too large; what each hands over on request is audited by a third process."""
     job, key = make_job(tmp_path / "job"), NodeKey.generate()
-    case, cheat = Case(job, []), ("-m", "examples.byzantine.process", "--behaviour", "tenfold")
+    case, cheat = Case(job, []), ("-m", "examples.byzantine", "--behaviour", "tenfold")
 
     async def audited(one: WorkerVerifier, end: DaemonEnd, vnode: str) -> tuple[local_pb2.WorkerAudited, Evidence]:
         await end.until(lambda: any(item.replica == f"{vnode}.1" for item in end.snapshots), 120)

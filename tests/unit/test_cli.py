@@ -281,6 +281,13 @@ def test_commands_start_without_grpc_torch_and_numpy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_daemons_with_another_worker_do_without_torch_as_real_ones_do() -> None:
+    """It costs two hundred megabytes and seconds of the processor at each start, and what is measured would be those."""
+    code = "import sys, chaos.watched, examples.byzantine.__main__; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_daemons_run_on_uvloop() -> None:
     async def kind_of_loop() -> str:
         return type(asyncio.get_running_loop()).__module__
