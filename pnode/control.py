@@ -31,6 +31,8 @@ ATTACHED = 3
 """Orchestrators to be attached to at once; the holders of all models are always among them once they are known."""
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
+CROWDED_PAUSE_S = 300.0
+"""The longest pause that an orchestrator with very many PNodes can ask for."""
 REVIEW_S = 0.5
 MAX_WAITING = 256
 """Messages not handled yet; a stream that brings more is opened again later, and everything is told anew."""
@@ -174,7 +176,8 @@ class ControlStreams:
                 _log.error("control_stream_failed", orchestrator=node_id, exc_info=error)
             if stream.attached:
                 stream.since_s = self._clock.monotonic()
-            pause_s = pause_after(pause_s, self._clock.monotonic() - tried_s, attached=stream.attached)
+            longest_s = longest_pause(stream.seen_as.longest_pause_s)
+            pause_s = pause_after(pause_s, self._clock.monotonic() - tried_s, attached=stream.attached, longest_s=longest_s)
             stream.attached = False
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
 
@@ -247,11 +250,16 @@ class ControlStreams:
             call.cancel()
 
 
-def pause_after(pause_s: float, lasted_s: float, *, attached: bool) -> float:
+def pause_after(pause_s: float, lasted_s: float, *, attached: bool, longest_s: float) -> float:
     """After a try that lasted so long, with ``pause_s`` before it: the shortest where the stream was of use for a while. An orchestrator that has no time for
     all who come takes as long to fail, and would have ten times as many tries if those began at once again. Pure.
     """
-    return FIRST_PAUSE_S if attached and lasted_s > LONGEST_PAUSE_S else min(LONGEST_PAUSE_S, pause_s * 2)
+    return FIRST_PAUSE_S if attached and lasted_s > LONGEST_PAUSE_S else min(longest_s, pause_s * 2)
+
+
+def longest_pause(told_s: float) -> float:
+    """Between two tries, by what the orchestrator said while this PNode was attached to it (0: nothing). Pure."""
+    return min(CROWDED_PAUSE_S, max(LONGEST_PAUSE_S, told_s))
 
 
 def attached_first(

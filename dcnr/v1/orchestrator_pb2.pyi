@@ -890,6 +890,7 @@ class BeatAck(_message.Message):
     EVIDENCE_FIELD_NUMBER: _builtins.int
     LACKS_FIELD_NUMBER: _builtins.int
     TOO_SMALL_FIELD_NUMBER: _builtins.int
+    LONGEST_PAUSE_S_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """of the beat"""
     beat_interval_s: _builtins.float
@@ -904,6 +905,8 @@ class BeatAck(_message.Message):
     """what of the jobs here that PNode cannot build, in words; empty: nothing, or it did not say what it can"""
     too_small: _builtins.str
     """what the least VNode of each job here needs and that PNode does not lend, in words; empty: some VNode fits"""
+    longest_pause_s: _builtins.float
+    """between tries to open this stream again, should it break: the more are attached, the more would come at once"""
     def __init__(
         self,
         *,
@@ -914,10 +917,11 @@ class BeatAck(_message.Message):
         evidence: _builtins.str = ...,
         lacks: _builtins.str = ...,
         too_small: _builtins.str = ...,
+        longest_pause_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_interval_s", b"beat_interval_s", "evidence", b"evidence", "lacks", b"lacks", "reason", b"reason", "sequence", b"sequence", "state", b"state", "too_small", b"too_small"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_interval_s", b"beat_interval_s", "evidence", b"evidence", "lacks", b"lacks", "longest_pause_s", b"longest_pause_s", "reason", b"reason", "sequence", b"sequence", "state", b"state", "too_small", b"too_small"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,7 @@ import pytest
 from dcnr.ids import NodeId
 from dcnr.v1 import identity_pb2, membership_pb2, model_pb2, orchestrator_pb2
 from membership.probing import Findings
-from orchestrator.attach import BEAT_RATE, MAX_REACH_CHECKS, AttachService, _Stream
+from orchestrator.attach import BEAT_RATE, MAX_REACH_CHECKS, RETURNS_PER_S, AttachService, _Stream
 from orchestrator.history import History
 from orchestrator.inventory import LOOK_AGAIN_S, Inventory
 from orchestrator.runtime import Shared
@@ -221,3 +221,20 @@ def test_an_advert_that_comes_with_every_beat_is_opened_once(monkeypatch: pytest
     orchestrator.clock.now = 100.0
     orchestrator.inventory.nodes()[PNODE.node_id].software = "unheard"
     assert beat(second) == "unheard", "it has expired"
+
+
+def test_the_more_are_attached_the_longer_their_pauses_may_become_should_all_streams_break_at_once() -> None:
+    orchestrator = Orchestrator(lambda: None)
+    for number in range(900):
+        orchestrator.inventory.attached(f"{number:040x}", 0.0)
+    stream = _Stream(f"{0:040x}", "192.0.2.2:7700")
+
+    def told_s() -> float:
+        orchestrator.clock.now += 1.0
+        orchestrator.service._beat(stream, orchestrator_pb2.Beat(worker_alive=True))
+        return stream.outbox.get_nowait().beat_ack.longest_pause_s
+
+    assert told_s() == 900 / RETURNS_PER_S
+    for number in range(900, 1800):
+        orchestrator.inventory.attached(f"{number:040x}", 0.0)
+    assert told_s() == 1800 / RETURNS_PER_S, "with each beat: who was here first saw hardly anybody"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from dcnr.client import MAX_GONE, Orchestrators
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
 from dcnr.ids import NodeId
 from dcnr.rpc.errors import status_of, trailing_metadata_of
-from pnode.control import FIRST_PAUSE_S, LONGEST_PAUSE_S, attached_first, pause_after
+from pnode.control import CROWDED_PAUSE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, attached_first, longest_pause, pause_after
 from pnode.links import RETRY_MAX_S, RETRY_MIN_S, STEADY_S, wait_after
 
 
@@ -180,14 +181,29 @@ def test_bulk_goes_first_to_those_that_this_pnode_is_attached_to() -> None:
 def test_an_orchestrator_that_welcomes_nobody_is_tried_more_and_more_seldom_however_long_a_try_takes(lasted_s: float) -> None:
     pauses = [FIRST_PAUSE_S]
     for _ in range(6):
-        pauses.append(pause_after(pauses[-1], lasted_s, attached=False))
+        pauses.append(pause_after(pauses[-1], lasted_s, attached=False, longest_s=LONGEST_PAUSE_S))
     assert pauses[:4] == [0.25, 0.5, 1.0, 2.0]
     assert pauses[-1] == LONGEST_PAUSE_S
 
 
 def test_a_stream_that_was_of_use_is_opened_again_at_once_and_one_that_breaks_as_soon_as_it_is_open_is_not() -> None:
-    assert pause_after(4.0, LONGEST_PAUSE_S + 1.0, attached=True) == FIRST_PAUSE_S
-    assert pause_after(2.0, 0.5, attached=True) == 4.0
+    assert pause_after(4.0, LONGEST_PAUSE_S + 1.0, attached=True, longest_s=LONGEST_PAUSE_S) == FIRST_PAUSE_S
+    assert pause_after(2.0, 0.5, attached=True, longest_s=LONGEST_PAUSE_S) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("told_s", "longest_s"),
+    [(0.0, LONGEST_PAUSE_S), (100.0, 100.0), (1e9, CROWDED_PAUSE_S), (-1.0, LONGEST_PAUSE_S), (math.nan, LONGEST_PAUSE_S)],
+)
+def test_an_orchestrator_with_very_many_pnodes_has_them_come_back_in_longer_and_longer_pauses_that_have_an_end(
+    told_s: float, longest_s: float
+) -> None:
+    """Ten thousand that come again every five seconds are more than it can open sessions for, so that it would have none of them for ever."""
+    pauses = [FIRST_PAUSE_S]
+    for _ in range(12):
+        pauses.append(pause_after(pauses[-1], 0.5, attached=False, longest_s=longest_pause(told_s)))
+    assert pauses[:4] == [0.25, 0.5, 1.0, 2.0], "a single stream that broke is opened as soon as before"
+    assert pauses[-1] == longest_s
 
 
 def test_a_worker_that_cannot_be_dialled_is_dialled_more_and_more_seldom_however_long_that_takes() -> None:
