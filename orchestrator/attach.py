@@ -41,9 +41,7 @@ REACH_S: Final = 1.0
 MAX_REACH_CHECKS: Final = 32
 BEATS_PER_S: Final = 2000.0
 RETURNS_PER_S: Final = 100.0
-"""Streams that are to be opened again, should all break at once: each costs a handshake and a session, some milliseconds of the processor at this end, and
-who comes sooner than that is served by nobody, and comes again.
-"""
+"""Should all streams break at once: each that is opened again costs milliseconds of the processor here, and who has to wait too long comes once more."""
 BEAT_RATE: Final = Rate(per_s=30.0, burst=120.0)
 """Per PNode: news goes out at most every 50 ms."""
 REPORTS_PER_BEAT: Final = 256
@@ -146,10 +144,6 @@ class AttachService:
         """The beat interval that is told: two seconds, more when very many are attached."""
         return max(limits.HEARTBEAT_S, self._shared.inventory.num_attached() / BEATS_PER_S)
 
-    def longest_pause_s(self) -> float:
-        """Told as well: how far apart the tries of one PNode may come to lie, should all streams break at once."""
-        return self._shared.inventory.num_attached() / RETURNS_PER_S
-
     # Incoming
 
     async def _first(self, requests: Any) -> orchestrator_pb2.Hello:
@@ -235,7 +229,7 @@ class AttachService:
         ack = orchestrator_pb2.BeatAck(
             sequence=beat.sequence,
             beat_interval_s=interval_s,
-            longest_pause_s=self.longest_pause_s(),
+            longest_pause_s=shared.inventory.num_attached() / RETURNS_PER_S,
             state=judgement.state,
             reason=judgement.reason,
             evidence=judgement.evidence,
