@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.detection import CASES
-from benchmarks.tolerance_cases import REGISTRY
+from benchmarks.tolerance_cases import REGISTRY, Case
 from dcnr.errors import Corrupt
 from dcnr.intervals import IntervalSet
 from trust.comparison import Comparison, judge
@@ -19,7 +19,7 @@ from trust.overturned import Finding
 from vnode.checks.claims import Anchored, Claim
 from vnode.checks.plan import checks_of_stage
 from vnode.checks.replay import replay
-from vnode.checks.steadiness import FIRST_STEPS, doubted, has_led_elsewhere, may_have_grown, shaken
+from vnode.checks.steadiness import FIRST_STEPS, doubted, has_led_elsewhere, may_have_grown, shaken, shaken_input
 from vnode.checks.torch_record import Entry, as_array, record
 from vnode.checks.torch_sides import TwoSidedCompute
 from vnode.state import StateSchema, parse, serialise
@@ -29,6 +29,8 @@ from vnode.torch_stage import schema_of
 NUM_STEPS = 8
 [CASE] = [replace(case, num_steps=NUM_STEPS) for case in CASES if (case.name, case.optimizer) == ("conv_block", "sgd")]
 SCHEMA = schema_of(CASE.stage(), REGISTRY)
+NORMALISED = Case("linear_block", "linear_block", {}, (64,), "sgd", 64, num_steps=NUM_STEPS)
+"""It normalises its inputs before any weight comes to them."""
 SCALE, SHIFT = "w/component.norm.weight", "w/component.norm.bias"
 
 
@@ -146,6 +148,42 @@ def test_an_honest_primary_whose_last_bits_grow_up_to_what_a_statement_names_is_
     steady = done(beginning(at_the_kink=False))
     wrong = replace(steady, states={0: steady.states[0]}, anchored={NUM_STEPS: (Anchored((), claim.states[NUM_STEPS]),)})
     assert judge(compared(wrong), to_the_end=True).finding is Finding.FAULT
+
+
+def normalised(mean: float, seed: int, *, factor: float = 1.0) -> Finding:
+    """Of an honest worker whose last bits are others, where inputs are 1e-6 of their mean apart; ``factor``: or of one that tells other losses."""
+    stage, schema = NORMALISED.stage(), schema_of(NORMALISED.stage(), REGISTRY)
+    size, spread = np.float32(mean), np.float32(mean * 1e-6 or 1.0)
+    sent = [replace(one, inputs=(size + spread * one.inputs[0],)) for one in NORMALISED.entries()]
+    rng = np.random.default_rng(seed)
+    elsewhere = [replace(one, inputs=(shaken_input(one.inputs[0], rng),)) for one in sent]
+    first = NORMALISED.first()
+    own = record(TorchCompute(stage, REGISTRY, num_batches=NUM_STEPS, seed=NORMALISED.seed), first, sent)
+    theirs = record(TorchCompute(stage, REGISTRY, num_batches=NUM_STEPS, seed=NORMALISED.seed), first, elsewhere)
+    steps = tuple(
+        replace(one, inputs=mine.inputs, loss=one.loss * factor) for one, mine in zip(theirs.steps, own.steps, strict=True)
+    )
+    compute = TwoSidedCompute(stage, REGISTRY, num_batches=NUM_STEPS, seed=NORMALISED.seed)
+    limits = checks_of_stage(stage, REGISTRY).replay()
+    rng = np.random.default_rng(seed + 1)
+    return judge(replay(compute, schema, replace(theirs, steps=steps), limits, as_array=as_array, rng=rng), to_the_end=True).finding
+
+
+def test_who_is_sent_inputs_of_which_normalisation_leaves_last_bits_is_not_accused() -> None:
+    """Whoever computes the VNode before it chooses what it sends, and could have anybody behind it accused whose machine adds up otherwise."""
+    assert {normalised(1e3, seed) for seed in range(5)} == {Finding.DOUBT}
+    assert normalised(0.0, 0) is Finding.PASS
+    assert normalised(0.0, 0, factor=1.1) is Finding.FAULT
+
+
+def test_whole_numbers_and_zeros_of_inputs_are_no_last_bits() -> None:
+    values = np.array([0.0, -0.0, 1e-40, 1.0, -3.0, np.finfo(np.float32).max], np.float32)
+    found = shaken_input(values, np.random.default_rng(0))
+    assert np.array_equal(found[:3], values[:3]) and found.dtype == values.dtype
+    assert np.isfinite(found).all() and (found[3:5] != values[3:5]).all()
+    assert np.abs(found[3:5] / values[3:5] - 1.0).max() < 2e-7
+    whole = np.arange(4, dtype=np.int64)
+    assert shaken_input(whole, np.random.default_rng(0)) is whole
 
 
 def test_who_goes_on_from_a_state_that_somebody_has_laid_on_kinks_is_not_accused_in_its_first_steps() -> None:

@@ -19,7 +19,7 @@ from trust.comparison import Comparison
 from vnode.checks import residuals
 from vnode.checks.claims import Anchored, Claim, ClaimedStep, Displacement, Taken
 from vnode.checks.sides import Budget, Ran, Run, Sides, TwoSided, explaining
-from vnode.checks.steadiness import FIRST_STEPS, came_to_nothing, doubted, has_led_elsewhere, may_have_grown, shaken
+from vnode.checks.steadiness import FIRST_STEPS, came_to_nothing, doubted, has_led_elsewhere, may_have_grown, shaken, shaken_input
 from vnode.checks.tolerances import Tolerances
 from vnode.compute import Compute, Tensor
 from vnode.merging import counts_of
@@ -124,7 +124,7 @@ class _Replay:
 
     def _holds(self, told: Sequence[Comparison], start: int, end: int, base: bytes) -> Generator[None, None, bool]:
         """Whether a span comes to what was told of it from other last bits as well: not where these come to an end before that."""
-        others = self._taking(start, end, shaken(base, self._schema, self._rng))
+        others = self._taking(start, end, shaken(base, self._schema, self._rng), is_shaken=True)
         for mine in told:
             try:
                 other = next(others, None)
@@ -143,10 +143,10 @@ class _Replay:
             yield None
         return (yield from span)
 
-    def _taking(self, start: int, end: int, base: bytes) -> Generator[Comparison, None, bool]:
+    def _taking(self, start: int, end: int, base: bytes, *, is_shaken: bool = False) -> Generator[Comparison, None, bool]:
         if isinstance(self._compute, TwoSided):
             self._compute.take(self._sides, looking=False)
-        return self._span(start, end, base)
+        return self._span(start, end, base, is_shaken=is_shaken)
 
     def _either_side(self, start: int, end: int, base: bytes) -> Generator[Comparison | None, None, bool]:
         """A span; where it is over a tolerance, with the sides of kinks that explain what is claimed, if any do."""
@@ -182,15 +182,17 @@ class _Replay:
                 yield None
         return Ran(worst, over_at, compute.near())
 
-    def _span(self, start: int, end: int, base: bytes) -> Generator[Comparison, None, bool]:
-        """From one claimed state to the next, or to what a statement names after the deltas that it took in; whether anything can follow."""
+    def _span(self, start: int, end: int, base: bytes, *, is_shaken: bool = False) -> Generator[Comparison, None, bool]:
+        """From one claimed state to the next, or to what a statement names after the deltas that it took in; whether anything can follow. ``is_shaken``: with
+        last bits of inputs moved.
+        """
         claim = self._claim
         info = self._compute.restore(base)
         if len(info.lineage) != claim.steps[start].num_learned:
             raise Corrupt("a state does not hold as many batches as its entry says", code="bad_claim")
         for index in range(start, end):
             try:
-                yield from self._entry(index, claim.steps[index])
+                yield from self._entry(index, claim.steps[index], is_shaken=is_shaken)
             except InvariantBroken as error:  # an honest worker would have skipped this batch
                 if error.code != "not_finite":
                     raise
@@ -287,9 +289,11 @@ class _Replay:
     def _arrays(self, state: bytes) -> dict[str, Array]:
         return parse(state, self._schema)[1]
 
-    def _entry(self, index: int, step: ClaimedStep) -> Iterator[Comparison]:
+    def _entry(self, index: int, step: ClaimedStep, *, is_shaken: bool) -> Iterator[Comparison]:
         tolerances = self._tolerances
         inputs, target = step.data()
+        if is_shaken:
+            inputs = tuple(shaken_input(one, self._rng) for one in inputs)
         if step.mode is Mode.TRAIN:
             result = self._compute.learn(step.batch, inputs, target, step.num_learned)
             yield tolerances.comparison(index, "rate", residuals.rate_residual(step.lr, result.lr))

@@ -1,8 +1,9 @@
-"""Whether a span decides anything: from two states that differ in last bits alone the same machine has to come to the same.
+"""Whether a span decides anything: from states and inputs that differ in last bits alone the same machine has to come to the same.
 
 Past the edge of stability it does not. There one last bit grows from step to step, most of all where losses rise and values cross their ReLUs: no two machines
 stay together, and how far an honest one is off says nothing. So before a span accuses anybody it is run once more from weights that are moved by a unit
-in the last place, and where its own steps have then led elsewhere, it accuses nobody. Torch-free.
+in the last place, and where its own steps have then led elsewhere, it accuses nobody. So are its inputs: what a stage normalises before any weight of its own
+comes to it may be next to nothing beside its mean, and what is left of it then is how a machine adds up. Torch-free.
 """
 
 from __future__ import annotations
@@ -41,6 +42,16 @@ def shaken(state: bytes, schema: StateSchema, rng: np.random.Generator) -> bytes
         name: _beside(value, rng) if name.startswith("w/") and value.dtype.kind == "f" else value for name, value in values.items()
     }
     return serialise(schema, info, moved)
+
+
+def shaken_input(values: Array, rng: np.random.Generator) -> Array:
+    """The same input, with each number one unit in the last place up or down. Whole numbers, and zeros and what is next to them, are as they are: no machine
+    has them otherwise, and the smallest numbers take processors many times as long.
+    """
+    if values.dtype.kind != "f":
+        return values
+    moved: Array = np.where(np.abs(values) < np.finfo(values.dtype).tiny, values, _beside(values, rng))
+    return moved
 
 
 def _beside(values: Array, rng: np.random.Generator) -> Array:
