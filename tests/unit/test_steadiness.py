@@ -179,11 +179,13 @@ def test_who_is_sent_inputs_of_which_normalisation_leaves_last_bits_is_not_accus
 def test_whole_numbers_and_zeros_of_inputs_are_no_last_bits() -> None:
     values = np.array([0.0, -0.0, 1e-40, 1.0, -3.0, np.finfo(np.float32).max], np.float32)
     found = shaken_input(values, np.random.default_rng(0))
-    assert np.array_equal(found[:3], values[:3]) and found.dtype == values.dtype
-    assert np.isfinite(found).all() and (found[3:5] != values[3:5]).all()
+    assert np.array_equal(found[:3], values[:3])
+    assert found.dtype == values.dtype
+    assert np.isfinite(found).all()
+    assert (found[3:5] != values[3:5]).all()
     assert np.abs(found[3:5] / values[3:5] - 1.0).max() < 2e-7
-    whole = np.arange(4, dtype=np.int64)
-    assert shaken_input(whole, np.random.default_rng(0)) is whole
+    for exact in (np.arange(4, dtype=np.int64), np.ones(4, np.float16)):
+        assert shaken_input(exact, np.random.default_rng(0)) is exact
 
 
 def test_who_goes_on_from_a_state_that_somebody_has_laid_on_kinks_is_not_accused_in_its_first_steps() -> None:

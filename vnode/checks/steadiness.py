@@ -45,10 +45,10 @@ def shaken(state: bytes, schema: StateSchema, rng: np.random.Generator) -> bytes
 
 
 def shaken_input(values: Array, rng: np.random.Generator) -> Array:
-    """The same input, with each number one unit in the last place up or down. Whole numbers, and zeros and what is next to them, are as they are: no machine
-    has them otherwise, and the smallest numbers take processors many times as long.
+    """The same input, with each number one unit in the last place up or down. Whole numbers and shorter ones, and zeros and what is next to them, are as they
+    are: no machine has them otherwise, a unit of a shorter one is no last bit, and the smallest numbers take processors many times as long.
     """
-    if values.dtype.kind != "f":
+    if values.dtype != np.float32:
         return values
     moved: Array = np.where(np.abs(values) < np.finfo(values.dtype).tiny, values, _beside(values, rng))
     return moved
