@@ -35,18 +35,23 @@ LOOK_S: Final = 5.0
 """Where nobody can audit now, somebody is looked for again after this time."""
 GIVE_UP_S: Final = 300.0
 """What was said counts after this time, where nobody is left whose word would be worth waiting for."""
+BLIND_S: Final = 3600.0
+"""A verifier that has not come to an end with an interval for so long, each time with twice as much, never will; then it counts as not being here."""
 SOLE_S: Final = 60.0
 """So long a doubt of own eyes waits where no PNode is here that could look as well: whoever restarts is back by then. A job settles for ten minutes."""
 UNREAD_S: Final = 600.0
 """So long the store may say that it does not have the commits of an interval; then nobody will ever know whether what is shown of it is all of it."""
 GONE: Final = frozenset(("state_missing", "commit_unread"))
 """Codes of a plain answer to that. A store that is away says nothing."""
+NOT_MEASURED: Final = frozenset(("no_verifier", "verifier_stuck"))
+"""Codes of an orchestrator that cannot work out what an auditor's record holds. All else that fails may be mended."""
 LACKING: Final = 2
 """So many auditors say that an interval cannot be verified, and it is, or own eyes look."""
 SETTLED: Final = frozenset((Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIABLE))
 """What a case ends with."""
 UNBEGUN: Final = "the store does not have the commits that say where it begins"
 UNCLEAR: Final = "its evidence does not show what was done"
+UNENDED: Final = "the verifier was to repeat it and came to no end with it"
 UNPROVEN: Final = "the verifier found a fault that its record does not prove"
 
 
@@ -164,7 +169,7 @@ def doubted_before(case: Case, report: Report) -> None:
     case.word_s, case.doubt_s = case.word_s or case.since_s, case.doubt_s or case.since_s
 
 
-def unread(case: Case, auditor: str) -> None:
+def unread(case: Case, auditor: str, now_s: float) -> None:
     """Its record cannot be had: as if it had said nothing."""
     case.verifying.discard(auditor)
     case.words.pop(auditor, None)
@@ -227,10 +232,11 @@ def said_nothing(case: Case, asked: Asked, report: Report, now_s: float) -> Deci
 
 
 def weighed(
-    case: Case, *, can_look: bool, wanted: int = 1, executions: int = 0, gives_up: bool = False
+    case: Case, *, can_look: bool, wanted: int = 1, executions: int = 0, gives_up: bool = False, is_blind: bool = False
 ) -> Decision | tuple[int, bool]:
     """The decision, or how many auditors have to be at work and whether only own eyes will do. ``can_look``: this orchestrator is a verifier.
-    ``gives_up``: it has not looked for so long that two who cannot verify are believed.
+    ``gives_up``: it has not looked for so long that two who cannot verify are believed. ``is_blind``: for so long that it never will; what it was to repeat
+    is not accepted unseen then.
 
     ``wanted``: auditors that must find nothing where no verifier does: two of what a job ends with. ``executions``: how many must find nothing, the verifier
     among them, where a graph asks for redundant ones.
@@ -264,8 +270,8 @@ def weighed(
             return _not_accepted(case, f"{num_over} auditors measured more than the tolerance{_unlooked(case)}")
         return max(1, min(others - passes, REAUDITORS + 1 - num_over)), False
     if passes:
-        if (case.is_again or case.is_drawn) and can_look:
-            return 1, True
+        if (case.is_again or case.is_drawn) and (can_look or is_blind):
+            return _not_accepted(case, UNENDED) if is_blind else (1, True)
         if passes < (wanted := max(wanted, executions)):
             return wanted - passes, False
         found = "its auditor" if passes == 1 else f"each of {passes} auditors"

@@ -390,7 +390,7 @@ class Auditing:
             if isinstance(error, Refused | Corrupt | NotFound):  # it was in the store before its auditor told of it
                 desk.verified(action.interval, action.auditor, now(), proven=False)
             else:
-                (desk.unmeasured if error.code == "no_verifier" else desk.unread)(action.interval, action.auditor, now())
+                desk.unverified(action.interval, action.auditor, now(), error.code)
         else:
             self._shared.standings.verified((action.record, proven.accused, proven.interval), record.bundle_digest)
             desk.verified(action.interval, action.auditor, now(), proven=True, part=record.part)

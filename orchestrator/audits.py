@@ -21,6 +21,7 @@ from orchestrator.audit_bundles import Bundles
 from orchestrator.audit_case import (
     CHALLENGE_S,
     LOOK_S,
+    NOT_MEASURED,
     Asked,
     Case,
     about,
@@ -37,7 +38,6 @@ from orchestrator.audit_case import (
     unread,
     wait_of,
     waits_for_auditor,
-    weighed,
 )
 from orchestrator.audit_doubters import Doubters
 from orchestrator.audit_events import (
@@ -188,18 +188,13 @@ class AuditDesk:
             self._decide(case, Decision(interval, Verdict.FAILED, f"{part or 'it'} is wrong", Cause.FAULT, record))
         self._advance(now_s)
 
-    def unread(self, interval: str, auditor: str, now_s: float) -> None:
-        """The record cannot be had: as if that auditor had said nothing."""
+    def unverified(self, interval: str, auditor: str, now_s: float, code: str) -> None:
+        """The record cannot be had, as if that auditor had said nothing; or by this code it can, and nobody here can measure it: its word stands beside those
+        of others.
+        """
         case = self._cases.get(interval)
         if case is not None and auditor in case.verifying:
-            unread(case, auditor)
-            self._advance(now_s)
-
-    def unmeasured(self, interval: str, auditor: str, now_s: float) -> None:
-        """The record is one of this interval, and nobody here can measure it: the word of that auditor stands beside those of others."""
-        case = self._cases.get(interval)
-        if case is not None and auditor in case.verifying:
-            unmeasured(case, auditor, now_s)
+            (unmeasured if code in NOT_MEASURED else unread)(case, auditor, now_s)
             self._advance(now_s)
 
     def equivocated(self, statements: Iterable[str], evidence: str) -> None:
@@ -358,10 +353,8 @@ class AuditDesk:
 
     def _audit(self, case: Case, now_s: float, asks: int) -> int:
         """Decides the case, or asks whoever is still needed; returns how many were looked for."""
-        people = self._people
-        needs = needs_of(case, people, now_s)
-        can_look = bool(people.verifiers)
-        found = weighed(case, can_look=can_look, wanted=needs.auditors, executions=needs.executions, gives_up=needs.gives_up)
+        needs = needs_of(case, self._people, now_s)
+        people, found = needs.people, needs.weigh(case)
         if isinstance(found, Decision):
             self._conclude(case, found, now_s)
             return 0
@@ -373,7 +366,7 @@ class AuditDesk:
             last = self._silent.resting(now_s)
             choice = chosen(case, people, busy, self._secret, self._separation, last=last, own_eyes=own_eyes, waits=needs.waits)
             if choice is None:
-                self._without(case, now_s, needs.executions)
+                self._without(case, people, now_s, needs.executions)
                 break
             self._send(case, choice, now_s)
         return asked
@@ -389,11 +382,11 @@ class AuditDesk:
         task = SendTask(task_id, one.name, one.vnode, choice.node_id, choice.is_verifier, case.bundle, until_s, choice.reason)
         self._actions.append(task)
 
-    def _without(self, case: Case, now_s: float, executions: int) -> None:
+    def _without(self, case: Case, people: People, now_s: float, executions: int) -> None:
         """Nobody can audit it now: after a while what was said counts, and who only did not answer may be asked again."""
         case.until_s = now_s + LOOK_S
-        if case.tasks or any(party.node_id not in case.asked for party in self._people.verifiers):
+        if case.tasks or any(party.node_id not in case.asked for party in people.verifiers):
             return  # a verifier that is busy with another one has this one next
-        looked_in_vain(case, now_s, is_sole=is_sole(case, self._people, self._separation))
+        looked_in_vain(case, now_s, is_sole=is_sole(case, people, self._separation))
         if case.words and now_s >= case.counts_s:
             self._conclude(case, given_up(case, executions), now_s)

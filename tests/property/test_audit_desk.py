@@ -172,9 +172,9 @@ class Desks(RuleBasedStateMachine):
         """A record is verified, or cannot be had, or nobody here can measure it."""
         record = self.records.pop(pick % len(self.records))
         if outcome is None:
-            self.desk.unread(record.interval, record.auditor, self.now_s)
+            self.desk.unverified(record.interval, record.auditor, self.now_s, "not_read")
         elif isinstance(outcome, str):
-            self.desk.unmeasured(record.interval, record.auditor, self.now_s)
+            self.desk.unverified(record.interval, record.auditor, self.now_s, "no_verifier")
         else:
             self.desk.verified(record.interval, record.auditor, self.now_s, proven=outcome, part="loss")
         self.act()
@@ -274,7 +274,7 @@ class DesksWithoutVerifier(Desks):
                 said = self.rng.choice(self.words)
                 self.hears(Report(task.task_id, task.auditor, task.interval, said, "loss", "f" * 64, "d" * 64))
             for record in self.records:
-                self.desk.unmeasured(record.interval, record.auditor, self.now_s)
+                self.desk.unverified(record.interval, record.auditor, self.now_s, "no_verifier")
             self.challenged, self.records = {}, []
             self.ticks(10.0)
             self.names()

@@ -57,7 +57,7 @@ class Dispute:
     def looks(self, action: VerifyRecord) -> None:
         """What a fault record comes to."""
         if self.outcome == "unmeasured":
-            self.desk.unmeasured(NAME, action.auditor, self.now_s)
+            self.desk.unverified(NAME, action.auditor, self.now_s, "no_verifier")
         else:
             self.desk.verified(NAME, action.auditor, self.now_s, proven=False)
 

@@ -10,9 +10,9 @@ import pytest
 from dcnr.errors import Refused
 from dcnr.ids import digest_of
 from dcnr.intervals import IntervalSet
-from orchestrator.audit_case import GIVE_UP_S, SOLE_S, Case, given_up, weighed
+from orchestrator.audit_case import BLIND_S, GIVE_UP_S, SOLE_S, Case, given_up, weighed
 from orchestrator.audit_doubters import MAX_ALONE, WITHIN_S, Doubters
-from orchestrator.audit_events import Bundle, Decision, People, Report, SendTask, Unshown, Word
+from orchestrator.audit_events import Bundle, Decision, People, Report, SendTask, Unshown, VerifyRecord, Word
 from orchestrator.audits import AuditDesk
 from trust.auditors import Candidate
 from trust.draw import Secret
@@ -313,6 +313,30 @@ def test_where_everybody_belongs_together_and_no_verifier_looks_they_are_asked_a
         audited.desk.tick(audited.people, audited.now_s)
     assert audited.verdicts() == [Verdict.PASSED]
     assert (audited.now_s > START_S + GIVE_UP_S - 10.0) == has_verifier, "nobody waits for a verifier that is not there"
+
+
+@pytest.mark.parametrize("num_here", [1, 5])
+@pytest.mark.parametrize("word", [FAULT, PASS])
+def test_what_a_verifier_never_comes_to_an_end_with_is_decided_without_it_after_an_hour(num_here: int, word: Word) -> None:
+    """A replay that it has no time for, or that ends its process, kept the VNode from ever getting further. What it was to repeat never passes unseen."""
+    audited = Audited(num_here, has_verifier=True)
+    if word is PASS:
+        audited.desk._cases[NAME].is_drawn = True
+    while not audited.verdicts() and audited.now_s < START_S + 4 * BLIND_S:
+        for action in audited.desk.take():
+            if isinstance(action, VerifyRecord):
+                audited.desk.unverified(NAME, action.auditor, audited.now_s, "verifier_stuck")
+            elif isinstance(action, SendTask) and not action.is_verifier:
+                audited.desk.reported(
+                    Report(action.task_id, action.auditor, NAME, word, record="r" * 64 * (word is FAULT)), audited.now_s
+                )
+        audited.now_s += 5.0
+        audited.desk.tick(audited.people, audited.now_s)
+        audited.desk.check()
+    assert audited.verdicts() == [Verdict.PASSED if word is FAULT and num_here == 1 else Verdict.UNVERIFIABLE], (
+        "one bare word takes nothing back"
+    )
+    assert audited.now_s >= START_S + BLIND_S
 
 
 def test_who_doubts_alone_again_and_again_is_asked_no_more_for_an_hour() -> None:
