@@ -176,17 +176,20 @@ class Orchestrators:
 async def _messages(
     connection: Connection, method: Callable[..., Any], request: Any, timeout_s: float
 ) -> AsyncGenerator[Any, None]:
-    """What a server stream gives; it is asked once more in a new session where it was refused for that."""
+    """What a server stream gives; it is asked once more in a new session where it was refused for that. Whoever reads no more has it ended at once."""
     metadata, may_renew = await connection.fresh_metadata(), True
     while True:
+        call = method(request, metadata=metadata, timeout=timeout_s)
         try:
-            async for message in method(request, metadata=metadata, timeout=timeout_s):
+            while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
                 may_renew = False
                 yield message
             return
         except grpc.aio.AioRpcError as error:
             if not may_renew or error.code() is not grpc.StatusCode.UNAUTHENTICATED:
                 raise
+        finally:
+            call.cancel()
         metadata, may_renew = await connection.renewed(metadata), False
 
 

@@ -22,6 +22,7 @@ from dcnr.question_outbox import Outbox
 from dcnr.question_strands import Room, Strands
 from dcnr.question_wire import Chunk, Heard, Words, read_messages
 from dcnr.rpc.connection import Connection
+from dcnr.rpc.errors import calls_let_go
 from dcnr.v1 import vnode_pb2
 from orchestrator.company import Company, Fits
 from trust.delegation import VerifiedDelegation
@@ -136,19 +137,8 @@ class InferStream:
         """Sends and hears until the stream ends; never raises what the worker did."""
         reason = "the worker ended the stream"
         try:
-            metadata = await self._connection.fresh_metadata()
-            channel: Any = self._connection.channel
-            call = channel.stream_stream(INFER)(metadata=(*metadata, *self._strands.begins()))
-            try:
-                async with asyncio.TaskGroup() as group:
-                    besides = [group.create_task(work) for work in (self._write(call), self._strands.run())]
-                    await self._read(call)
-                    for task in besides:
-                        task.cancel()
-            except BaseExceptionGroup as failed:
-                raise first_cause(failed) from None
-            finally:
-                call.cancel()
+            with calls_let_go():
+                await self._both_ways()
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, DcnrError) as error:
             reason = str(getattr(error, "details", lambda: "")() if isinstance(error, grpc.aio.AioRpcError) else error)
         except Exception as error:  # noqa: BLE001  RPC boundary: what one worker says never ends this process
@@ -162,8 +152,24 @@ class InferStream:
             self._listeners.clear()
             await self._connection.close()
 
+    async def _both_ways(self) -> None:
+        """Until the call ends. Raises what ends it."""
+        metadata = await self._connection.fresh_metadata()
+        channel: Any = self._connection.channel
+        call = channel.stream_stream(INFER)(metadata=(*metadata, *self._strands.begins()))
+        try:
+            async with asyncio.TaskGroup() as group:
+                besides = [group.create_task(work) for work in (self._write(call), self._strands.run())]
+                await self._read(call)
+                for task in besides:
+                    task.cancel()
+        except BaseExceptionGroup as failed:
+            raise first_cause(failed) from None
+        finally:
+            call.cancel()
+
     async def _read(self, call: Any) -> None:
-        async for data in call:
+        while (data := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
             self._strands.heard()
             for message in read_messages(data):
                 self._heard(message)

@@ -23,6 +23,7 @@ from dcnr.tensor import EncodedTensor, TensorHeader
 from dcnr.tokens import drawing_of
 from dcnr.tracing import UNTRACED, Tracer
 from dcnr.v1 import vnode_pb2
+from pnode.exchange import Stream
 from pnode.infer_places import Computed, Place, Session, Wish
 from pnode.infer_strands import StrandDesk
 from pnode.infer_streams import SOON, InferStream
@@ -115,12 +116,12 @@ class InferDesk:
         if self._group is None or not self._has_room(peer):
             raise Unavailable("too many Infer streams", code="overloaded")
         with self._strands.stream(context, peer.node_id) as call:
-            await self._serve(InferStream(call, self, HEARS), peer)
+            await self._serve(InferStream(self, HEARS), call, peer)
 
-    async def _serve(self, stream: InferStream, peer: Peer) -> None:
+    async def _serve(self, stream: InferStream, call: Stream, peer: Peer) -> None:
         self._peers[stream] = peer
         try:
-            await stream.run()
+            await stream.run(call)
         except DcnrError as error:
             if not isinstance(error, Unavailable):
                 self._told("infer_fault", peer.pnode_id or peer.node_id, f"{error.code}: {error.message}")

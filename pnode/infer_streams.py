@@ -47,8 +47,8 @@ class InferStream:
     without being one who may is ignored, as older nodes do.
     """
 
-    def __init__(self, stream: Stream, listener: Listener, hears: frozenset[str]) -> None:
-        self._stream, self._listener, self._hears = stream, listener, hears
+    def __init__(self, listener: Listener, hears: frozenset[str]) -> None:
+        self._listener, self._hears = listener, hears
         self._arriving: dict[bytes, Arriving] = {}
         self._outbox = Outbox()
         self.is_open = True
@@ -59,9 +59,9 @@ class InferStream:
             raise Unavailable("the stream has ended", code="link_broken")
         self._outbox.say(words)
 
-    async def run(self) -> None:
-        """Until the stream ends. Raises Unavailable where it breaks, RemoteFault and Corrupt where the other side breaks the protocol."""
-        reading, writing = asyncio.ensure_future(self._read()), asyncio.ensure_future(self._outbox.run(self._stream.write))
+    async def run(self, stream: Stream) -> None:
+        """Until the stream ends, which is not kept. Raises Unavailable where it breaks, RemoteFault and Corrupt where the other side breaks the protocol."""
+        reading, writing = (asyncio.ensure_future(work) for work in (self._read(stream), self._outbox.run(stream.write)))
         try:
             await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -79,8 +79,8 @@ class InferStream:
         """What is still to come of it is not wanted."""
         self._arriving.pop(question, None)
 
-    async def _read(self) -> None:
-        while (data := await self._stream.read()) is not None:
+    async def _read(self, stream: Stream) -> None:
+        while (data := await stream.read()) is not None:
             for message in read_messages(data):
                 if isinstance(message, Chunk):
                     self._chunk(message)

@@ -20,6 +20,7 @@ from dcnr.ports import Clock
 from dcnr.question_strands import Room, Strands
 from dcnr.question_wire import Words
 from dcnr.rpc.certificates import Certificates
+from dcnr.rpc.errors import calls_let_go
 from dcnr.v1 import vnode_pb2
 from pnode.exchange import Stream
 from pnode.infer_streams import InferStream
@@ -195,9 +196,9 @@ class Ways:
         try:
             call: Any = connection.channel.stream_stream(INFER)(metadata=(*connection.metadata, *strands.begins()))
             try:
-                stream = InferStream(_Stranded(CallStream(call), strands), _Back(self, way), HEARS)
-                way.opened.set_result(stream)
-                await stream.run()
+                way.opened.set_result(stream := InferStream(_Back(self, way), HEARS))
+                with calls_let_go():
+                    await stream.run(_Stranded(CallStream(call), strands))
             finally:
                 call.cancel()
         finally:

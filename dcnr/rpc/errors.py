@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from typing import Final, cast
@@ -69,15 +70,31 @@ def status_of(error: DcnrError) -> grpc.StatusCode:
 
 @contextlib.contextmanager
 def calls_let_go() -> Iterator[None]:
-    """What is raised inside keeps no call. gRPC's core ends a connection only once nobody holds a call of it, closed channel or not; an exception holds the
-    frames that it went through, and is itself often held in a circle, such as its task's, that only a search for garbage finds, a thousand failures later.
-    Nothing inside may hand over the exception of a task that goes on: its frames would be cleared too, and it would end.
+    """What is raised inside keeps no call, nor does what it stems from, or what failed beside it. gRPC's core ends a connection only once nobody holds a call
+    of it, closed channel or not; an exception holds the frames that it went through, and is itself often held in a circle, such as its task's, that only a
+    search for garbage finds, a thousand failures later. Nothing inside may hand over the exception of a task that goes on: its frames would be cleared too,
+    and it would end.
     """
+    before = sys.exception()
     try:
         yield
     except BaseException as error:
-        traceback.clear_frames(error.__traceback__)  # those that are over; the callers, which still run, are left alone
+        for one in _behind(error, before):
+            traceback.clear_frames(one.__traceback__)  # those that are over; the callers, which still run, are left alone
         raise
+
+
+def _behind(error: BaseException, before: BaseException | None) -> list[BaseException]:
+    """The error and all that it stems from, but for what was being handled ``before``, each once."""
+    found: list[BaseException] = []
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or one is before or any(one is known for known in found):
+            continue
+        found.append(one)
+        waiting += (one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ()))
+    return found
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from google.protobuf.wrappers_pb2 import Int32Value
+from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 from grpc import aio
 from rpc_rig import CLIENT, ENDED, HELD, NETWORK, SERVER, House, connected, forget_sessions, in_house, probe, stub, until
 
@@ -112,6 +113,30 @@ def test_a_stream_that_is_refused_for_its_session_is_asked_for_in_a_new_one() ->
         await orchestrators.close()
 
     in_house(scene)
+
+
+def test_who_reads_no_more_of_a_stream_ends_it_at_its_server() -> None:
+    """Whether or not anything searches for garbage here: a view of a job goes on for an hour, what is generated for as long as it takes."""
+
+    def streams(channel: aio.Channel) -> Any:
+        return SimpleNamespace(
+            Pour=channel.unary_stream("/test.Streams/Pour", Int32Value.SerializeToString, StringValue.FromString)
+        )
+
+    async def scene(house: House) -> None:
+        orchestrators = Orchestrators(house.dialer(), lambda: [(SERVER.node_id, [house.address])])
+        for _ in range(3):
+            pouring = orchestrators.stream(streams, "Pour", Int32Value(value=600_000), timeout_s=600.0)
+            async with contextlib.aclosing(pouring):
+                assert (await anext(pouring)).value
+        await until(lambda: not house.streams.num_open, "nobody reads it, and it goes on")
+        await orchestrators.close()
+
+    gc.disable()
+    try:
+        in_house(scene)
+    finally:
+        gc.enable()
 
 
 def test_an_orchestrator_whose_address_is_somebody_elses_keeps_nobody_from_the_others() -> None:

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import random
 import secrets
+import traceback
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
@@ -16,12 +18,19 @@ from grpc import aio
 from rpc_rig import HELD, NETWORK, SERVER, House, in_house, probe, until
 
 import pnode.control
-from dcnr.errors import DcnrError, Refused
+from dcnr.errors import DcnrError, Refused, Unavailable
+from dcnr.groups import first_cause
 from dcnr.ids import NodeId
+from dcnr.rpc.errors import calls_let_go
 from dcnr.rpc.options import server_options
 from dcnr.rpc.server import RpcServer
 from dcnr.v1 import identity_pb2, identity_pb2_grpc, membership_pb2, membership_pb2_grpc, orchestrator_pb2, orchestrator_pb2_grpc
+from orchestrator.infer_streams import InferStreams
 from pnode.control import ControlStreams
+from pnode.infer_ways import Ways
+from pnode.links import SERVICE
+from trust.delegation import make_delegation, open_delegation
+from trust.identity import NodeKey
 from trust.tls import certificate_pem, self_signed_certificate
 
 TRIES = 5
@@ -54,6 +63,29 @@ class Refusing(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         async for _ in requests:
             raise Refused("not here")
         yield orchestrator_pb2.OrchestratorMessage()
+
+
+class Ending:
+    """A worker whose Infer streams end at once."""
+
+    def __init__(self, end: str) -> None:
+        self._end, self.num_streams = end, 0
+
+    def add_to(self, server: Any) -> None:
+        streams = {"Infer": grpc.stream_stream_rpc_method_handler(self.infer)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, streams),))
+
+    async def infer(self, requests: Any, context: Any) -> None:
+        self.num_streams += 1
+        match self._end:
+            case "refused":
+                raise Refused("not here")
+            case "broken":
+                await context.read()
+                raise Unavailable("it ends")
+            case "unreadable":
+                await context.write(bytes([255]) * 4)
+                await asyncio.Event().wait()
 
 
 @pytest.fixture(autouse=True)
@@ -167,3 +199,83 @@ def test_a_control_stream_that_is_refused_again_and_again_has_one_connection(mon
             await server.stop(0)
 
     in_house(scene)
+
+
+@pytest.mark.parametrize("end", ["refused", "broken", "unreadable", "over"])
+@pytest.mark.parametrize("side", ["worker", "orchestrator"])
+def test_an_infer_stream_ends_with_its_connection(side: str, end: str) -> None:
+    async def scene(house: House) -> None:
+        ending, server = Ending(end), RpcServer(SERVER, NETWORK, clock=house.clock, rng=secrets.token_bytes)
+        server.add(ending.add_to)
+        port, now = await server.start("127.0.0.1", 0), house.clock.wall()
+        signed = make_delegation(NodeKey.generate(), NETWORK, SERVER.public_der, 1, [f"127.0.0.1:{port}"], now)
+        worker, dialer = open_delegation(signed, network_id=NETWORK, now_wall=now), house.dialer(own_connections=True)
+        ways = Ways(house.clock, dialer.connect, lambda *_: None, dialer.certificates)
+        streams = InferStreams(dialer.connect, house.clock)
+        running = asyncio.gather(ways.run(), streams.run())
+        await asyncio.sleep(0)
+        try:
+            for _ in range(TRIES):
+                if side == "worker":
+                    ways.open_early(worker, b"")
+                    await until(lambda: not ways._ways, "it goes on")
+                else:
+                    stream = await streams.opened(worker)
+                    await until(lambda stream=stream: stream.ended, "it goes on")  # type: ignore[misc]
+            assert ending.num_streams == TRIES
+            await few_open(port)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            await server.stop(0)
+
+    in_house(scene)
+
+
+def test_what_fails_beside_an_error_keeps_no_call_either() -> None:
+    """The error is held in a circle: it stems from the group that holds it, and that holds the others."""
+
+    class Call:
+        """What is to go."""
+
+    calls: list[weakref.ref[Call]] = []
+
+    async def failing() -> None:
+        call = Call()
+        calls.append(weakref.ref(call))
+        await asyncio.sleep(0)
+        try:
+            raise ValueError(id(call))
+        except ValueError as error:
+            raise Unavailable("it broke") from error
+
+    async def both() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(2):
+                    group.create_task(failing())
+        except BaseExceptionGroup as failed:
+            raise first_cause(failed) from None
+
+    async def story() -> None:
+        with pytest.raises(Unavailable) as raised, calls_let_go():
+            await both()
+        assert [call() for call in calls] == [None, None]
+        assert raised.value.__context__ is not None
+
+    asyncio.run(story())
+
+
+def test_what_was_being_handled_before_keeps_what_it_has() -> None:
+    def outer() -> None:
+        kept = object()  # noqa: F841  looked at below
+        raise ValueError
+
+    with pytest.raises(ValueError) as before:
+        outer()
+    try:
+        raise before.value
+    except ValueError:
+        with pytest.raises(Unavailable), calls_let_go():
+            raise Unavailable("it broke") from None
+    assert any("kept" in frame.f_locals for frame, _ in traceback.walk_tb(before.tb))

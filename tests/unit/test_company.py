@@ -117,6 +117,7 @@ class Silent:
     def __init__(self) -> None:
         self.channel = SimpleNamespace(stream_stream=lambda path: lambda metadata: self)
         self.heard: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        self._has_begun = False
 
     async def fresh_metadata(self) -> tuple[()]:
         return ()
@@ -124,9 +125,11 @@ class Silent:
     async def write(self, data: bytes) -> None:
         self.heard.put_nowait([one.request.id for one in read_messages(data) if not isinstance(one, Chunk)])
 
-    async def __aiter__(self) -> Any:
-        yield vnode_pb2.InferMessage(takes_several=True).SerializeToString()
-        await asyncio.Event().wait()
+    async def read(self) -> bytes:
+        if self._has_begun:
+            await asyncio.Event().wait()
+        self._has_begun = True
+        return vnode_pb2.InferMessage(takes_several=True).SerializeToString()
 
     def cancel(self) -> None:
         pass

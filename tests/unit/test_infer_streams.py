@@ -47,8 +47,8 @@ def test_after_tensors_it_says_something_empty_for_a_while(monkeypatch: pytest.M
 
     async def story() -> None:
         other = Other()
-        stream = InferStream(other, NOBODY, frozenset())
-        running = asyncio.create_task(stream.run())
+        stream = InferStream(NOBODY, frozenset())
+        running = asyncio.create_task(stream.run(other))
         async with asyncio.timeout(WITHIN_S):
             assert await other.told.get() == TAKES_SEVERAL
             for num_values, beats in ((limits.WARM_BYTES, 3), (10, 0), (limits.WARM_BYTES, 3), (10, 0)):

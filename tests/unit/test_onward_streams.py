@@ -135,10 +135,7 @@ def test_all_that_need_a_worker_wait_for_one_dial_and_hear_of_its_end_at_once(er
 class Astray:
     """A call over which something comes that was thought of nowhere."""
 
-    def __aiter__(self) -> Astray:
-        return self
-
-    async def __anext__(self) -> bytes:
+    async def read(self) -> bytes:
         raise ValueError("not thought of")
 
     def cancel(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from call_rig import GivenCall
 
 from dcnr.client import MAX_GONE, Orchestrators
 from dcnr.errors import Corrupt, DcnrError, NotFound, Refused, Unavailable
@@ -152,7 +153,9 @@ def test_a_stream_that_one_does_not_find_another_one_gives(first: DcnrError) -> 
             async def fresh() -> tuple[()]:
                 return ()
 
-            return SimpleNamespace(closed=False, channel=read, fresh_metadata=fresh)
+            return SimpleNamespace(
+                closed=False, channel=lambda *said, **given: GivenCall(read(*said, **given)), fresh_metadata=fresh
+            )
 
         dialer: Any = SimpleNamespace(connect=connect)
         both: list[tuple[NodeId, tuple[str, ...]]] = [(FIRST, ()), (SECOND, ())]

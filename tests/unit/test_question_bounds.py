@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from call_rig import GivenCall
 from stages_rig import FORK, LINE
 
 from dcnr.client import Orchestrators
@@ -274,7 +275,10 @@ class Called:
     async def close(self) -> None:
         self.calls.closed.append(self.node[:1])
 
-    async def watch(self, _request: Any, **_: Any) -> Any:
+    def watch(self, _request: Any, **_: Any) -> GivenCall:
+        return GivenCall(self._watched())
+
+    async def _watched(self) -> Any:
         self.calls.called.append(self.node[:1])
         for item in self.calls.answers[int(self.node[:1])]:
             if isinstance(item, grpc.StatusCode):
