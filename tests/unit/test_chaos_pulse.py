@@ -11,7 +11,7 @@ from test_opening import DATA, NUM_BATCHES, REGISTRY, SOURCE_STAGE, work_of
 
 from chaos.joining import conclude
 from chaos.pulse import Pulse
-from chaos.watched import WatchedCompute
+from chaos.watched_worker import WatchedCompute
 from vnode.vocabulary import Mode
 
 

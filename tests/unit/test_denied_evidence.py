@@ -19,6 +19,7 @@ from dataservice.memory import Fault, MemoryStore, Operation, PlannedFaults
 from dcnr.errors import Unavailable
 from dcnr.ids import digest_of
 from dcnr.v1 import identity_pb2, model_pb2
+from orchestrator.audit_case import NOT_MEASURED
 from orchestrator.audit_events import VerifyRecord
 from orchestrator.audit_retention import EvidenceKeeper
 from orchestrator.auditing import Auditing
@@ -171,7 +172,7 @@ def test_a_fault_that_an_auditor_tells_of_is_read_again_and_not_taken_for_made_u
     words: list[str] = []
     desk = SimpleNamespace(
         waits=lambda now_s: [SimpleNamespace(interval=name, vnode="a")],
-        unread=lambda *facts: words.append("unread"),
+        unverified=lambda *facts: words.append("unmeasured" if facts[-1] in NOT_MEASURED else "unread"),
         verified=lambda *facts, proven, **more: words.append("proven" if proven else "made up"),
     )
     auditing = Auditing(
